@@ -1,0 +1,26 @@
+"""What callers and the engine say to each other: requests, responses, configuration, statistics."""
+
+from inflight.api.executor_config import (
+    CapacitySchedulerPolicy,
+    ContextChunkingPolicy,
+    ExecutorConfig,
+    KvCacheConfig,
+    SchedulerConfig,
+)
+from inflight.api.request import OutputConfig, Request, SamplingConfig
+from inflight.api.response import FinishReason, RequestPerfMetrics, Response, Result
+
+__all__ = [
+    "CapacitySchedulerPolicy",
+    "ContextChunkingPolicy",
+    "ExecutorConfig",
+    "FinishReason",
+    "KvCacheConfig",
+    "OutputConfig",
+    "Request",
+    "RequestPerfMetrics",
+    "Response",
+    "Result",
+    "SamplingConfig",
+    "SchedulerConfig",
+]

