@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
 
 from inflight.errors import RequestError
 
@@ -79,19 +81,25 @@ class Result:
     perf_metrics: RequestPerfMetrics | None = None
     """Set on the final Result when asked for."""
 
-    def merged_with(self, later: Result) -> Result:
-        """One Result that says what this one and the directly following ``later`` say."""
+    @staticmethod
+    def merge(parts: Sequence[Result]) -> Result:
+        """One Result that says what these directly following ones (at least one) say together."""
+        if len(parts) == 1:
+            return parts[0]
+        with_ids = next((part for part in parts if part.output_token_ids), parts[-1])
         return replace(
-            later,
-            output_token_ids=self.output_token_ids + later.output_token_ids,
-            text=self.text + later.text,
-            prefix_token_ids=self.prefix_token_ids
-            if self.output_token_ids
-            else later.prefix_token_ids,
-            text_length=self.text_length + later.text_length,
-            num_output_tokens=self.num_output_tokens + later.num_output_tokens,
-            log_probs=self.log_probs + later.log_probs,
+            parts[-1],
+            output_token_ids=tuple(chain.from_iterable(part.output_token_ids for part in parts)),
+            text="".join(part.text for part in parts),
+            prefix_token_ids=with_ids.prefix_token_ids,
+            text_length=sum(part.text_length for part in parts),
+            num_output_tokens=sum(part.num_output_tokens for part in parts),
+            log_probs=tuple(chain.from_iterable(part.log_probs for part in parts)),
         )
+
+    def merged_with(self, later: Result) -> Result:
+        """``merge`` of this one and the directly following ``later``."""
+        return Result.merge((self, later))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""See README.md of this folder."""
+"""The command line and the supervisor; see README.md of this folder."""

@@ -1,1 +1,1 @@
-"""See README.md of this folder."""
+"""The engine: one conductor that turns plans into forwards and forwards into responses."""

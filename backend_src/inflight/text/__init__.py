@@ -1,1 +1,1 @@
-"""See README.md of this folder."""
+"""Tokenizer, chat template and streaming detokenizer; see README.md of this folder."""

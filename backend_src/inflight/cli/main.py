@@ -1,0 +1,122 @@
+"""The command ``inflight``."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+import inflight
+from inflight.checkpoint import prepare_checkpoint
+from inflight.cli.config_options import resolved_config, with_config_options
+from inflight.cli.healthcheck import infer_one_token
+from inflight.cli.launch import default_model_repository
+from inflight.cli.ports import Endpoints
+from inflight.cli.serve import ServeOptions, say
+from inflight.cli.serve import serve as run_server
+from inflight.errors import InflightError
+
+app = typer.Typer(
+    help="Language models in NVIDIA Triton Inference Server, with in-flight batching.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file of configuration keys.")
+]
+
+
+@app.command()
+@with_config_options
+def serve(
+    *,
+    host: Annotated[str, typer.Option(help="IPv4 address to listen on.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
+    model_repository: Annotated[
+        Path | None, typer.Option(help="Triton's model repository; unset: the project's own.")
+    ] = None,
+    config_file: ConfigFile = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Append the server's whole log to this file.")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option(help="Start a server that died again, or exit with code 1.")
+    ] = True,
+    ready_timeout: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds until a server that is not ready counts as failed."),
+    ] = 300.0,
+    config_values: dict[str, str],
+) -> None:
+    """Start the server and keep it running; Ctrl-C ends it."""
+    run_server(
+        ServeOptions(
+            endpoints=Endpoints(host, http_port, grpc_port, metrics_port),
+            model_repository=model_repository or default_model_repository(),
+            config_values=config_values,
+            config_file=config_file,
+            log_file=log_file,
+            restart=restart,
+            ready_seconds=ready_timeout,
+        )
+    )
+
+
+@app.command()
+@with_config_options
+def prepare(*, config_file: ConfigFile = None, config_values: dict[str, str]) -> None:
+    """Convert the checkpoint into the cache, as serve would do at its first start."""
+    config = resolved_config(config_values, config_file)
+    checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
+    say(f"{checkpoint.name} is ready in {checkpoint.directory}")
+
+
+@app.command()
+@with_config_options
+def config(*, config_file: ConfigFile = None, config_values: dict[str, str]) -> None:
+    """Print the resolved configuration as YAML, as --config takes it."""
+    resolved = resolved_config(config_values, config_file).model_dump(mode="json")
+    typer.echo(yaml.safe_dump(resolved, sort_keys=False), nl=False)
+
+
+@app.command()
+def healthcheck(
+    url: Annotated[str, typer.Option(help="The HTTP endpoint.")] = "http://127.0.0.1:8000",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds.")] = 10.0,
+) -> None:
+    """Infer one token; exit code 0 only when the server gives it."""
+    infer_one_token(url, timeout)
+
+
+@app.command("version")
+def show_version() -> None:
+    """Print the versions that a bug report needs."""
+    typer.echo(f"inflight {inflight.__version__}")
+    typer.echo(f"python {platform.python_version()}")
+    for package in ("nvidia-pytriton", "torch", "transformers", "tokenizers", "numpy"):
+        typer.echo(f"{package} {_installed(package)}")
+
+
+def main() -> None:
+    """The entry point; every error of ours is one line and exit code 1."""
+    try:
+        app()
+    except InflightError as error:
+        print(f"inflight: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,140 @@
+"""StatsRecorder: IterationStats and RequestStats of each iteration, in bounded rings."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from inflight.api.executor_config import ExecutorConfig
+from inflight.api.stats import (
+    InflightBatchingStats,
+    IterationStats,
+    RequestStats,
+    RequestStatsPerIteration,
+)
+from inflight.batch.plan import ScheduledBatch
+from inflight.engine.book import RequestBook
+from inflight.engine.memory import resident_bytes
+from inflight.kv_cache.manager import KvCacheManager
+
+_MEMORY_PERIOD_SECONDS = 1.0
+
+
+class StatsRecorder:
+    """The engine thread records; any thread drains."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        self._config = config
+        self._iterations: deque[IterationStats] = deque(maxlen=config.iter_stats_max_iterations)
+        self._requests: deque[RequestStatsPerIteration] = deque(
+            maxlen=config.request_stats_max_iterations
+        )
+        self._lock = threading.Lock()
+        self._num_new = 0
+        self._num_completed = 0
+        self._last_generation_end: float | None = None
+        self._memory = (float("-inf"), 0)
+
+    def count_new(self, number: int) -> None:
+        """Requests that joined since the last recorded iteration."""
+        self._num_new += number
+
+    def count_completed(self) -> None:
+        self._num_completed += 1
+
+    def record(
+        self,
+        plan: ScheduledBatch,
+        book: RequestBook,
+        kv: KvCacheManager,
+        *,
+        began: float,
+        ended: float,
+        num_generated: int,
+    ) -> None:
+        """One iteration that ran from ``began`` to ``ended`` (clock seconds)."""
+        stats = IterationStats(
+            timestamp=time.time(),
+            iter=plan.iteration,
+            iter_latency_ms=(ended - began) * 1000,
+            token_gap_seconds=self._token_gap(plan, ended),
+            num_new_active_requests=self._num_new,
+            num_active_requests=len(book),
+            num_queued_requests=len(book.waiting),
+            num_completed_requests=self._num_completed,
+            max_num_active_requests=self._config.max_batch_size,
+            max_batch_size_static=self._config.max_batch_size,
+            max_num_tokens_static=self._config.max_num_tokens,
+            cpu_mem_usage=self._resident(ended),
+            num_generated_tokens=num_generated,
+            kv_cache_stats=kv.stats(),
+            inflight_batching_stats=_batching(plan),
+        )
+        self._num_new = self._num_completed = 0
+        with self._lock:
+            self._iterations.append(stats)
+            if self._config.request_stats_max_iterations:
+                self._requests.append(_requests(plan, book, kv))
+
+    def take_iterations(self) -> list[IterationStats]:
+        with self._lock:
+            taken = list(self._iterations)
+            self._iterations.clear()
+        return taken
+
+    def take_requests(self) -> list[RequestStatsPerIteration]:
+        with self._lock:
+            taken = list(self._requests)
+            self._requests.clear()
+        return taken
+
+    def _token_gap(self, plan: ScheduledBatch, ended: float) -> float:
+        before, self._last_generation_end = self._last_generation_end, None
+        if any(chunk.samples for chunk in plan.chunks):
+            self._last_generation_end = ended
+        return ended - before if before is not None and plan.generation else 0.0
+
+    def _resident(self, now: float) -> int:
+        taken, size = self._memory
+        if now - taken >= _MEMORY_PERIOD_SECONDS:
+            size = resident_bytes()
+            self._memory = (now, size)
+        return size
+
+
+def _batching(plan: ScheduledBatch) -> InflightBatchingStats:
+    return InflightBatchingStats(
+        num_scheduled_requests=plan.num_chunks,
+        num_context_requests=len(plan.context),
+        num_gen_requests=len(plan.generation),
+        num_paused_requests=len(plan.paused),
+        num_ctx_tokens=plan.num_context_tokens,
+        avg_num_decoded_tokens_per_iter=1.0 if plan.generation else 0.0,
+    )
+
+
+def _requests(
+    plan: ScheduledBatch, book: RequestBook, kv: KvCacheManager
+) -> RequestStatsPerIteration:
+    scheduled = {chunk.request.request_id for chunk in plan.chunks}
+    paused = {request.request_id for request in plan.paused}
+    stats = []
+    for record in book:
+        llm = record.llm
+        counts = kv.request_counts(llm.request_id)
+        stats.append(
+            RequestStats(
+                id=llm.request_id,
+                stage=llm.state.name,
+                context_prefill_position=min(llm.context_position, llm.context_length),
+                num_generated_tokens=llm.num_generated_tokens,
+                scheduled=llm.request_id in scheduled,
+                paused=llm.request_id in paused,
+                alloc_total_blocks_per_request=counts.alloc_total,
+                alloc_new_blocks_per_request=counts.alloc_new,
+                reused_blocks_per_request=counts.reused,
+                missed_blocks_per_request=counts.missed,
+            )
+        )
+    return RequestStatsPerIteration(iter=plan.iteration, request_stats=tuple(stats))

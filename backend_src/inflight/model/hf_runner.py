@@ -1,0 +1,65 @@
+"""HfRunner: the ModelRunner that drives transformers' classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.errors import ConfigError, ForwardError
+from inflight.model.attention import AttentionBackend
+from inflight.model.loading import DTYPES
+from inflight.model.packed_model import PackedModel
+from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+
+
+class HfRunner:
+    """A PackedModel and the attention backend that holds its KV cache. Used from one thread."""
+
+    def __init__(self, model: PackedModel, backend: AttentionBackend) -> None:
+        """``backend`` is new: ``allocate_kv_cache`` allocates it."""
+        self._model = model
+        self.backend = backend
+        """The live KV storage and the attention over it."""
+        self._is_allocated = False
+        self._spec = ModelSpec(
+            vocab_size=model.vocab_size,
+            max_position_embeddings=model.max_position_embeddings,
+            num_layers=len(model.layers),
+            kv_bytes_per_token=backend.kv_bytes_per_token(model.layers),
+            supported_tokens_per_block=backend.supported_tokens_per_block,
+            dtype=next(name for name, dtype in DTYPES.items() if dtype is model.dtype),
+            device=str(model.device),
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
+        assert not self._is_allocated
+        supported = self._spec.supported_tokens_per_block
+        if supported and tokens_per_block not in supported:
+            raise ConfigError(
+                f"tokens_per_block: {tokens_per_block} must be one of "
+                f"{', '.join(map(str, supported))} for this attention_backend"
+            )
+        self.backend.allocate(
+            self._model.layers, num_blocks=num_blocks, tokens_per_block=tokens_per_block
+        )
+        self._is_allocated = True
+
+    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+        assert self._is_allocated
+        try:
+            logits = self._model.forward(inputs, self.backend)
+            return ForwardOutput(logits=logits.float().contiguous().cpu().numpy())
+        except Exception as error:
+            raise ForwardError(
+                f"the forward pass of {len(inputs.token_ids)} rows failed: {type(error).__name__}"
+            ) from error
+
+    def copy_blocks(
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        assert self._is_allocated
+        self.backend.copy_blocks(source_ids, target_ids)

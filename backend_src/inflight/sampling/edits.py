@@ -1,0 +1,111 @@
+"""What a request changes in its logits before a token is chosen: bias, penalties, masks."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.batch.llm_request import LlmRequest
+from inflight.sampling.bad_words import BadWords
+
+LARGEST_LOGIT = 1e30
+"""Raw maxima and biases are held within +-this, so no edit can take a maximum out of float32."""
+
+
+class TokenCounts:
+    """How often each id occurs in a sequence that only grows."""
+
+    _FEW = 32
+
+    def __init__(self) -> None:
+        self.ids = np.empty(0, dtype=np.int32)
+        """int32[n], the distinct ids, ascending."""
+        self.counts = np.empty(0, dtype=np.float32)
+        """float32[n], occurrences of each of ``ids``; exact up to 2**24."""
+        self._num_tokens = 0
+
+    def follow(self, token_ids: npt.NDArray[np.int32]) -> None:
+        """Brings the counts up to ``token_ids``: what was counted before, and what came since."""
+        new = token_ids[self._num_tokens :]
+        self._num_tokens = len(token_ids)
+        if len(new) > self._FEW:
+            self.ids, counts = np.unique(token_ids, return_counts=True)
+            self.counts = counts.astype(np.float32)
+            return
+        for token_id in new:
+            place = int(np.searchsorted(self.ids, token_id))
+            if place < len(self.ids) and self.ids[place] == token_id:
+                self.counts[place] += 1
+            else:
+                self.ids = np.insert(self.ids, place, token_id)
+                self.counts = np.insert(self.counts, place, 1)
+
+
+class LogitEdits:
+    """The changes of one request, in this order:
+
+    1. ``logit_bias`` is added.
+    2. Penalties, on every id seen in the prompt or generated: ``repetition_penalty`` divides a
+       positive logit and multiplies a negative one; then ``presence_penalty`` is subtracted once,
+       then ``frequency_penalty`` once for each occurrence. All three count the prompt, as
+       TensorRT-LLM's do (OpenAI's presence and frequency count generated tokens alone): its
+       clients tuned their values so, and one set of seen tokens is what can be explained.
+    3. End ids are masked while fewer than ``min_tokens`` tokens were generated, and so is the last
+       token of each bad word whose other tokens end the sequence.
+
+    Masks that would leave nothing to choose are not applied at all: a request that forbids the
+    whole vocabulary gets an answer as if it had not, and cannot fail the batch it is in.
+    """
+
+    def __init__(self, request: LlmRequest, vocab_size: int) -> None:
+        """Reads the request's frozen part only; its tokens are read by ``apply``."""
+        ask = request.request
+        self._config = ask.sampling_config
+        self._bias_ids = np.fromiter(ask.logit_bias.keys(), dtype=np.int64)
+        bias = np.fromiter(ask.logit_bias.values(), dtype=np.float64)
+        self._bias = np.clip(bias, -LARGEST_LOGIT, LARGEST_LOGIT).astype(np.float32)
+        self._counts = TokenCounts()
+        self._end_ids = [i for i in dict.fromkeys(request.end_ids) if 0 <= i < vocab_size]
+        self._bad_words = BadWords(ask.bad_words, max_total_tokens=request.max_total_tokens)
+
+    @staticmethod
+    def needed_by(request: LlmRequest) -> bool:
+        """False when the request takes the logits as they are."""
+        config = request.request.sampling_config
+        return bool(
+            request.request.logit_bias
+            or config.has_penalties
+            or (config.min_tokens and request.end_ids)
+            or request.request.bad_words
+        )
+
+    def apply(self, row: npt.NDArray[np.float32], request: LlmRequest) -> None:
+        """Edits ``row``, float32[vocab_size] with a finite maximum, in place; it keeps one.
+
+        Same request as in the constructor; its ``token_ids`` may have grown since the last call.
+        """
+        row[self._bias_ids] += self._bias
+        if self._config.has_penalties:
+            self._penalise(row, request.token_ids)
+        masked = self._bad_words.banned_after(request.token_ids)
+        if request.num_generated_tokens < self._config.min_tokens:
+            masked.extend(self._end_ids)
+        if masked:
+            _mask(row, np.asarray(masked, dtype=np.int64))
+
+    def _penalise(self, row: npt.NDArray[np.float32], token_ids: npt.NDArray[np.int32]) -> None:
+        self._counts.follow(token_ids)
+        seen = self._counts.ids
+        values = row[seen]
+        repetition = self._config.repetition_penalty
+        values = np.where(values > 0, values / repetition, values * repetition)
+        values -= self._config.presence_penalty
+        values -= self._config.frequency_penalty * self._counts.counts
+        row[seen] = values
+
+
+def _mask(row: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> None:
+    before = row[ids]
+    row[ids] = -np.inf
+    if row.max() == -np.inf:
+        row[ids] = before

@@ -1,0 +1,74 @@
+"""The two stages in one: Scheduler turns what there is into one frozen ScheduledBatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from inflight.api import CapacitySchedulerPolicy, SchedulerConfig
+from inflight.batch import LlmRequest, ScheduledBatch
+from inflight.scheduler.capacity import (
+    CapacityPolicy,
+    GuaranteedNoEvict,
+    MaxUtilization,
+    StaticBatch,
+)
+from inflight.scheduler.microbatch import MicroBatchScheduler
+from inflight.scheduler.ports import KvCapacity
+
+
+class Scheduler:
+    """Decides what an iteration does.
+
+    ``max_batch_size``: requests that may be started at once. ``max_num_tokens``: tokens computed in
+    an iteration. With ``enable_chunked_context`` it must be at least max_batch_size +
+    tokens_per_block (ExecutorConfig checks that); without, no context may be longer than it, and
+    under MAX_UTILIZATION, where generated tokens are replayed as context after a pause, no request
+    may grow longer than it. Then every request that fits the pool alone finishes.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        max_batch_size: int,
+        max_num_tokens: int,
+        enable_chunked_context: bool,
+    ) -> None:
+        self._capacity = _capacity_policy(
+            config.capacity_scheduler_policy, max_batch_size, max_num_tokens
+        )
+        self._micro_batch = MicroBatchScheduler(
+            max_batch_size,
+            max_num_tokens,
+            config.context_chunking_policy if enable_chunked_context else None,
+        )
+
+    def schedule(
+        self,
+        iteration: int,
+        started: Sequence[LlmRequest],
+        waiting: Iterable[LlmRequest],
+        kv: KvCapacity,
+    ) -> ScheduledBatch:
+        """The plan for one iteration; changes no request and nothing in ``kv``.
+
+        ``started``: all requests that hold blocks, in rank order (``rank_key``). ``waiting``: all
+        queued ones in rank order; it is read only as far as there may be room, and each is matched
+        against the cache at most once. A queued request starts if the plan has a chunk of it, and
+        otherwise stays queued; a started one without a chunk stays started, unless it is paused.
+        """
+        plan = self._capacity.schedule(started, waiting, kv)
+        context, generation = self._micro_batch.schedule(plan, kv.tokens_per_block)
+        return ScheduledBatch(iteration, context, generation, tuple(plan.paused))
+
+
+def _capacity_policy(
+    policy: CapacitySchedulerPolicy, max_batch_size: int, max_num_tokens: int
+) -> CapacityPolicy:
+    match policy:
+        case CapacitySchedulerPolicy.GUARANTEED_NO_EVICT:
+            return GuaranteedNoEvict(max_batch_size)
+        case CapacitySchedulerPolicy.STATIC_BATCH:
+            return StaticBatch(max_batch_size)
+        case CapacitySchedulerPolicy.MAX_UTILIZATION:
+            return MaxUtilization(max_batch_size, max_num_tokens)

@@ -1,0 +1,116 @@
+"""FakeCapacity: the accounting of a paged KV cache, without keys, tiers or storage.
+
+It answers what the scheduler may ask (KvCapacity) and does what an engine does between two passes:
+reserve, commit, release. Blocks are shared by the tokens they hold, reference counted, and evicted
+in the order in which they were last released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.scheduler import PrefixMatch
+
+
+class _Block:
+    """A block of the pool; ``prefix``: all tokens up to its end, once it is full and reusable."""
+
+    __slots__ = ("prefix", "ref_count")
+
+    def __init__(self) -> None:
+        self.prefix: tuple[int, ...] | None = None
+        self.ref_count = 1
+
+
+class FakeCapacity:
+    def __init__(self, num_blocks: int, tokens_per_block: int, *, reuse: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.tokens_per_block = tokens_per_block
+        self.matched: list[int] = []
+        """Ids given to ``match_prefix``, for tests to read and clear."""
+        self._reuse = reuse
+        self._tables: dict[int, list[_Block]] = {}
+        self._reusable: dict[tuple[int, ...], _Block] = {}
+        self._num_referenced = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.num_blocks - self._num_referenced
+
+    def num_held_blocks(self, request_id: int) -> int:
+        return len(self._tables.get(request_id, ()))
+
+    def num_releasable_blocks(self, request_id: int) -> int:
+        return sum(block.ref_count == 1 for block in self._tables.get(request_id, ()))
+
+    def match_prefix(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> PrefixMatch:
+        assert request_id not in self._tables, "only queued requests are matched"
+        self.matched.append(request_id)
+        blocks = self._find(tuple(token_ids.tolist()))
+        return PrefixMatch(
+            len(blocks) * self.tokens_per_block, sum(block.ref_count > 0 for block in blocks)
+        )
+
+    def _find(self, tokens: tuple[int, ...]) -> list[_Block]:
+        """The longest chain of reusable blocks that leaves at least one token to compute."""
+        blocks: list[_Block] = []
+        for end in range(self.tokens_per_block, len(tokens), self.tokens_per_block):
+            block = self._reusable.get(tokens[:end])
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def reserve(self, extents: Sequence[tuple[int, int, npt.NDArray[np.int32]]]) -> None:
+        """(request_id, start, tokens up to the end) each; pins all reused blocks, then takes new
+        ones. AssertionError where the plan promised reuse or room that is not there."""
+        for request_id, start, token_ids in extents:
+            if request_id not in self._tables:
+                reused = self._find(tuple(token_ids.tolist()))[: start // self.tokens_per_block]
+                assert len(reused) * self.tokens_per_block == start, "the match is gone"
+                for block in reused:
+                    self._num_referenced += block.ref_count == 0
+                    block.ref_count += 1
+                self._tables[request_id] = reused
+        for request_id, _, token_ids in extents:
+            table = self._tables[request_id]
+            while len(table) * self.tokens_per_block < len(token_ids):
+                assert self.num_free_blocks > 0, "the plan needs more blocks than are free"
+                self._evict_if_full()
+                table.append(_Block())
+                self._num_referenced += 1
+
+    def _evict_if_full(self) -> None:
+        cached = [prefix for prefix, block in self._reusable.items() if block.ref_count == 0]
+        if len(cached) == self.num_free_blocks:
+            del self._reusable[cached[0]]
+
+    def commit(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> None:
+        """``token_ids`` have their KV now: full blocks become reusable."""
+        tokens = tuple(token_ids.tolist())
+        for index, block in enumerate(self._tables[request_id]):
+            prefix = tokens[: (index + 1) * self.tokens_per_block]
+            is_full = len(prefix) == (index + 1) * self.tokens_per_block
+            if self._reuse and is_full and prefix not in self._reusable:
+                block.prefix = prefix
+                self._reusable[prefix] = block
+
+    def release(self, request_id: int) -> None:
+        """Gives the blocks back, the end of the chain first; reusable ones stay until evicted."""
+        for block in reversed(self._tables.pop(request_id)):
+            block.ref_count -= 1
+            self._num_referenced -= block.ref_count == 0
+            if block.prefix is not None:
+                self._reusable[block.prefix] = self._reusable.pop(block.prefix)
+
+    def check_integrity(self) -> None:
+        """The counts are those of the tables, and no more blocks exist than the pool has."""
+        held = [block for table in self._tables.values() for block in table]
+        distinct = {id(block): block for block in held}
+        assert len(distinct) == self._num_referenced <= self.num_blocks
+        assert sum(block.ref_count for block in distinct.values()) == len(held)
+        num_cached = sum(block.ref_count == 0 for block in self._reusable.values())
+        assert num_cached <= self.num_free_blocks

@@ -1,0 +1,189 @@
+"""load_runner on folders that are right, and on every kind of folder that is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inflight.api.config import InflightConfig
+from inflight.errors import CheckpointError
+from inflight.model import factory
+from inflight.model.attention import AttentionRules
+from inflight.model.factory import load_runner, usable_cores
+from inflight.model.loading import DTYPES, choose_dtype, load_model
+from inflight.model.packed_model import PackedModel
+from inflight.model.probe import probe
+from inflight.model.torch_attention import TorchAttention
+from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_checkpoint, tiny_config
+
+pytestmark = pytest.mark.numeric
+
+CPU = torch.device("cpu")
+
+
+def config(**values: Any) -> InflightConfig:
+    return InflightConfig(**({"dtype": "fp32", "num_threads": 1} | values))
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(("dtype", "bytes_per_element"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
+def test_the_spec_says_what_was_loaded(dtype: str, bytes_per_element: int, tmp_path: Path) -> None:
+    spec = load_runner(tiny_checkpoint(tmp_path), config(dtype=dtype)).spec
+    assert spec.dtype == dtype
+    # 3 layers of 2 KV heads, K and V of 16 elements each.
+    assert spec.kv_bytes_per_token == 3 * 2 * (16 + 16) * bytes_per_element
+    assert (spec.vocab_size, spec.max_position_embeddings, spec.num_layers) == (256, 128, 3)
+    assert spec.supported_tokens_per_block == ()
+    assert spec.device == str(factory.choose_device())
+
+
+def test_layers_may_differ_in_the_size_of_k_and_v(tmp_path: Path) -> None:
+    spec = load_runner(tiny_checkpoint(tmp_path, "deepseek_v3"), config()).spec
+    # Multi-head latent attention unfolded: 4 heads with K of 16 + 8 elements and V of 12.
+    assert spec.kv_bytes_per_token == 3 * 4 * (24 + 12) * 4
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the flags of x86 processors")
+def test_auto_is_bf16_where_the_processor_computes_it() -> None:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next(line.split() for line in lines if line.startswith("flags"))
+    expected = torch.bfloat16 if "avx512_bf16" in flags else torch.float32
+    assert choose_dtype("auto", CPU) is expected
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_a_named_type_is_taken_whatever_the_hardware(name: str) -> None:
+    assert choose_dtype(name, CPU) is DTYPES[name]
+
+
+def test_threads_follow_the_configuration(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        load_runner(tiny_checkpoint(tmp_path), config(num_threads=3))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("250000 100000", 3), ("5000 100000", 1), ("", 8)]
+)
+def test_usable_cores_are_capped_by_the_quota(
+    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(factory, "CPU_QUOTA_FILE", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert usable_cores() == cores
+
+
+def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model_dir: .* has no config\.json"):
+        load_runner(tmp_path, config())
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "no_such_model"}', "{}"])
+def test_a_configuration_that_is_not_understood(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json is not understood: \S") as caught:
+        load_runner(tmp_path, config())
+    assert "\n" not in str(caught.value)
+
+
+def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "code.Own"}})
+    )
+    with pytest.raises(CheckpointError, match="not understood"):
+        load_runner(tmp_path, config())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_weights(tmp_path: Path) -> None:
+    tiny_config("llama").save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="weights cannot be loaded: .*safetensors"):
+        load_runner(tmp_path, config())
+
+
+def test_weights_that_are_cut_short(tmp_path: Path) -> None:
+    weights = tiny_checkpoint(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match=r"weights cannot be loaded: \S"):
+        load_runner(tmp_path, config())
+
+
+def test_a_missing_weight_is_named_and_not_made_up(tmp_path: Path) -> None:
+    weights = tiny_checkpoint(tmp_path) / "model.safetensors"
+    tensors = load_file(weights)
+    lost = "model.layers.1.self_attn.k_proj.weight"
+    del tensors[lost]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"1 weights are missing, among them {lost}"):
+        load_runner(tmp_path, config())
+
+
+def test_weights_of_another_shape(tmp_path: Path) -> None:
+    edit_config(tiny_checkpoint(tmp_path), intermediate_size=95)
+    with pytest.raises(CheckpointError, match=r"weights cannot be loaded: \S"):
+        load_runner(tmp_path, config())
+
+
+def test_a_window_that_the_interface_is_not_told_of_is_found_out(tmp_path: Path) -> None:
+    layers = ["full_attention", "sliding_attention", "full_attention"]
+    edit_config(tiny_checkpoint(tmp_path), layer_types=layers, sliding_window=8)
+    with pytest.raises(CheckpointError, match="layer 1 does not pass its sliding window"):
+        load_runner(tmp_path, config())
+
+
+class ScaledAttention(TorchAttention):
+    """A backend with a plain fault: scores are a third too large."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rules: AttentionRules,
+    ) -> torch.Tensor:
+        return super().attend(layer, query * 1.33, key, value, rules)
+
+
+class ForgetfulAttention(TorchAttention):
+    """A backend with a fault that only chunks and generations show: iterations forget others."""
+
+    def begin_iteration(self, inputs: Any) -> None:
+        for keys, values in self.storage:
+            keys.zero_()
+            values.zero_()
+        super().begin_iteration(inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fault", [ScaledAttention, ForgetfulAttention])
+def test_the_probe_finds_wrong_attention(
+    fault: type[TorchAttention], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = PackedModel(load_model(tiny_checkpoint(tmp_path), dtype=dtype, device=CPU))
+    probe(model, TorchAttention(dtype, CPU))
+    with pytest.raises(CheckpointError, match="architecture llama .*packed and plain logits"):
+        probe(model, fault(dtype, CPU))
+
+
+def test_the_probe_finds_layers_that_see_more_than_the_interface_says(tmp_path: Path) -> None:
+    """A bidirectional encoder is listed by transformers as a causal language model."""
+    directory = save_tiny_checkpoint(tmp_path, tiny_config("bert"))
+    with pytest.raises(CheckpointError, match="architecture bert .*packed and plain logits"):
+        load_runner(directory, config())

@@ -1,0 +1,182 @@
+"""Random programs of enqueue, cancel, time passing and failing forwards, stepped without a thread.
+
+After each step the KV books must add up; at the end every request has exactly one final word, and
+what it was sent is a prefix of (or all of) what the arithmetic model says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight.api import (
+    CapacitySchedulerPolicy,
+    ContextChunkingPolicy,
+    ExecutorConfig,
+    FinishReason,
+    KvCacheConfig,
+    Request,
+    SchedulerConfig,
+)
+from inflight.engine.engine import Engine
+from inflight.errors import ForwardError, RequestFailedError
+from tests.fakes.arithmetic_runner import ArithmeticRunner, expected_tokens
+
+NUM_BLOCKS, TOKENS_PER_BLOCK = 14, 4
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("enqueue"),
+            st.integers(0, 3),  # which family of prompts: a common prefix each
+            st.integers(1, 20),  # prompt length
+            st.integers(1, 20),  # max_tokens
+            st.sampled_from([0.0, 0.3, 0.5, 1.0]),  # priority
+            st.sampled_from([None, None, 2.0]),  # seconds allotted
+        ),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("wait"), st.floats(0.0, 1.5)),
+        st.tuples(st.just("fail")),
+    ),
+    max_size=40,
+)
+
+
+@dataclass
+class Asked:
+    prompt: list[int]
+    max_tokens: int
+    received: list[int] = field(default_factory=list)
+    finals: list[str] = field(default_factory=list)
+
+
+class Machine:
+    """The engine, a clock that only moves when told, and everything its clients have heard."""
+
+    def __init__(
+        self, policy: CapacitySchedulerPolicy, chunking: ContextChunkingPolicy, chunked: bool
+    ) -> None:
+        self.now = 1000.0
+        self.fail_next = False
+        self.asked: dict[int, Asked] = {}
+        config = ExecutorConfig(
+            max_batch_size=4,
+            max_num_tokens=12 if chunked else 40,
+            max_seq_len=40,
+            enable_chunked_context=chunked,
+            scheduler_config=SchedulerConfig(
+                capacity_scheduler_policy=policy, context_chunking_policy=chunking
+            ),
+            kv_cache_config=KvCacheConfig(tokens_per_block=TOKENS_PER_BLOCK, num_blocks=NUM_BLOCKS),
+        )
+        self.engine = Engine(ArithmeticRunner(self._before), config, clock=lambda: self.now)
+
+    def enqueue(
+        self, family: int, length: int, max_tokens: int, priority: float, allotted: float | None
+    ) -> None:
+        prompt = [family * 100 + i for i in range(length)]
+        request_id = self.engine.next_id()
+        self.asked[request_id] = Asked(prompt, max_tokens)
+        self.engine.enqueue(
+            request_id,
+            Request(
+                input_token_ids=tuple(prompt),
+                max_tokens=max_tokens,
+                streaming=True,
+                priority=priority,
+                allotted_time_ms=None if allotted is None else allotted * 1000,
+            ),
+        )
+
+    def step(self) -> None:
+        self.now += 0.01
+        self.engine.loop.step()
+        self.engine.kv.check_integrity()
+        started = self.engine.loop.book.started
+        assert len(started) <= 4
+        assert [r.rank for r in started] == sorted(r.rank for r in started)
+        for response in self.engine.outbox.take(None, 0):
+            asked = self.asked[response.request_id]
+            if response.result is not None:
+                asked.received += response.result.output_token_ids
+            if response.is_final:
+                reason = response.result.finish_reason.name if response.result else "ERROR"
+                asked.finals.append(reason)
+
+    def drain(self) -> None:
+        for _ in range(3000):
+            if self.engine.num_active_requests == 0:
+                return
+            self.step()
+        raise AssertionError("requests are left that never end")
+
+    def check(self) -> None:
+        for asked in self.asked.values():
+            assert len(asked.finals) == 1, asked
+            whole = expected_tokens(asked.prompt, asked.max_tokens)
+            assert asked.received == whole[: len(asked.received)]
+            if asked.finals == ["LENGTH"]:
+                assert asked.received == whole
+        assert self.engine.kv.num_free_blocks == NUM_BLOCKS
+
+    def _before(self, inputs: object) -> None:
+        if self.fail_next:
+            self.fail_next = False
+            raise ForwardError("asked to fail")
+
+
+def run(machine: Machine, program: list[tuple[object, ...]]) -> None:
+    for name, *arguments in program:
+        if name == "enqueue":
+            machine.enqueue(*arguments)  # type: ignore[arg-type]
+        elif name == "step":
+            for _ in range(arguments[0]):  # type: ignore[call-overload]
+                machine.step()
+        elif name == "cancel":
+            machine.engine.inbox.cancel(arguments[0])  # type: ignore[arg-type]
+        elif name == "wait":
+            machine.now += arguments[0]  # type: ignore[operator]
+        else:
+            machine.fail_next = True
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    program=operations,
+    policy=st.sampled_from(list(CapacitySchedulerPolicy)),
+    chunking=st.sampled_from(list(ContextChunkingPolicy)),
+    chunked=st.booleans(),
+)
+def test_programs(
+    program: list[tuple[object, ...]],
+    policy: CapacitySchedulerPolicy,
+    chunking: ContextChunkingPolicy,
+    chunked: bool,
+) -> None:
+    machine = Machine(policy, chunking, chunked)
+    run(machine, program)
+    machine.drain()
+    machine.check()
+
+
+def test_shutdown_in_the_middle_answers_everyone() -> None:
+    machine = Machine(
+        CapacitySchedulerPolicy.MAX_UTILIZATION,
+        ContextChunkingPolicy.FIRST_COME_FIRST_SERVED,
+        chunked=True,
+    )
+    for family in range(4):
+        machine.enqueue(family, 9, 20, 0.5, None)
+    for _ in range(5):
+        machine.step()
+    machine.enqueue(0, 5, 5, 0.5, None)
+    machine.engine.inbox.close()
+    machine.engine.loop.end_everyone(lambda: RequestFailedError("over"))
+    answers = machine.engine.outbox.take(None, 0)
+    assert sorted(a.request_id for a in answers if a.has_error) == sorted(machine.asked)
+    machine.engine.kv.check_integrity()
+    assert machine.engine.kv.num_free_blocks == NUM_BLOCKS
+    assert FinishReason.CANCELLED.text == "cancelled"

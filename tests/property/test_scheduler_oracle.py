@@ -1,0 +1,175 @@
+"""The capacity rules once more, stated plainly and without regard to speed, against the policies.
+
+Each rule names a longest prefix of some list for which a sum of blocks fits. The oracle tries all
+prefixes and recomputes the sums from nothing each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+from hypothesis import given, settings
+
+from inflight.api import CapacitySchedulerPolicy as Policy
+from inflight.batch import LlmRequest
+from inflight.scheduler import rank_key
+from inflight.scheduler.capacity import (
+    CapacityPlan,
+    GuaranteedNoEvict,
+    MaxUtilization,
+    StaticBatch,
+)
+from tests.fakes.fake_capacity import FakeCapacity
+from tests.property.test_scheduler_programs import Load, arrive_and_cancel, engine_for, loads
+
+Decision = tuple[list[int], list[int], list[int]]
+"""Ids of the started that may go on, of the admitted, and of the paused."""
+
+
+def longest_prefix(
+    items: Sequence[LlmRequest], holds: Callable[[Sequence[LlmRequest]], bool]
+) -> list[LlmRequest]:
+    """The longest prefix such that it and all shorter ones hold."""
+    length = 0
+    while length < len(items) and holds(items[: length + 1]):
+        length += 1
+    return list(items[:length])
+
+
+def ids(requests: Sequence[LlmRequest]) -> list[int]:
+    return [request.request_id for request in requests]
+
+
+class Books:
+    """Sums of blocks over groups of requests, straight from the definitions."""
+
+    def __init__(self, load: Load, kv: FakeCapacity) -> None:
+        self.load = load
+        self.kv = kv
+
+    def _blocks(self, num_tokens: int) -> int:
+        return ceil(num_tokens / self.load.tokens_per_block)
+
+    def _position(self, request: LlmRequest) -> int:
+        if request.is_started:
+            return request.context_position
+        return self.kv.match_prefix(request.request_id, request.token_ids).num_tokens
+
+    def _has(self, request: LlmRequest) -> int:
+        """Blocks a request need not take from the free ones."""
+        if request.is_started:
+            return self.kv.num_held_blocks(request.request_id)
+        match = self.kv.match_prefix(request.request_id, request.token_ids)
+        return match.num_referenced_blocks
+
+    def to_completion(self, group: Sequence[LlmRequest]) -> int:
+        return sum(self._blocks(r.max_total_tokens) - self._has(r) for r in group)
+
+    def one_step(self, group: Sequence[LlmRequest]) -> int:
+        total = 0
+        for request in group:
+            position = self._position(request)
+            uncomputed = request.num_tokens - position
+            end = position + min(uncomputed, self.load.max_num_tokens)
+            total += self._blocks(end) - self._has(request)
+        return total
+
+    def after_the_step(self, group: Sequence[LlmRequest]) -> int:
+        """What a group should still find free: the rest of its contexts, at least a block each."""
+        return sum(
+            max(1, self._blocks(r.num_tokens) - self._has(r) - self.one_step([r])) for r in group
+        )
+
+    def whole_context(self, request: LlmRequest) -> int:
+        return self._blocks(request.num_tokens) - self._has(request)
+
+    def won_by_pausing(self, group: Sequence[LlmRequest]) -> int:
+        return sum(self.kv.num_releasable_blocks(r.request_id) for r in group)
+
+
+def no_evict(books: Books, started: list[LlmRequest], queue: list[LlmRequest]) -> Decision:
+    def fits(new: Sequence[LlmRequest]) -> bool:
+        has_slots = len(started) + len(new) <= books.load.max_batch_size
+        blocks = books.to_completion(started) + books.to_completion(new)
+        return has_slots and blocks <= books.kv.num_free_blocks
+
+    return ids(started), ids(longest_prefix(queue, fits)), []
+
+
+def max_utilization(books: Books, started: list[LlmRequest], queue: list[LlmRequest]) -> Decision:
+    free = books.kv.num_free_blocks
+
+    def kept_by_pausing(extra: int, least: int) -> int | None:
+        """The most started requests that can go on with ``extra`` blocks for someone else."""
+        for kept in range(len(started), least - 1, -1):
+            if books.one_step(started[:kept]) + extra <= free + books.won_by_pausing(
+                started[kept:]
+            ):
+                return kept
+        return None
+
+    if books.one_step(started) > free:
+        kept = kept_by_pausing(0, least=1) or 1
+        return ids(started[:kept]), [], ids(started[kept:])
+
+    def fits(new: Sequence[LlmRequest]) -> bool:
+        *before, last = new
+        taken = books.one_step(started) + books.one_step(before)
+        if last.num_pauses == 0:
+            wanted = books.one_step([last])
+        else:
+            wanted = books.whole_context(last)
+            wanted += books.after_the_step(started) + books.after_the_step(before)
+        has_slots = len(started) + len(new) <= books.load.max_batch_size
+        return has_slots and taken + wanted <= free
+
+    admitted = longest_prefix(queue, fits)
+    may_pause = queue and not admitted and len(started) < books.load.max_batch_size
+    if may_pause and queue[0].num_pauses == 0:
+        num_before = sum(rank_key(request) < rank_key(queue[0]) for request in started)
+        kept_or_none = kept_by_pausing(books.one_step(queue[:1]), least=num_before)
+        if kept_or_none is not None:
+            return ids(started[:kept_or_none]), [], ids(started[kept_or_none:])
+    return ids(started), ids(admitted), []
+
+
+class StaticOracle:
+    """Knows its batch by name: whoever was chosen when the last one had drained."""
+
+    def __init__(self) -> None:
+        self.batch: set[int] = set()
+
+    def decide(self, books: Books, started: list[LlmRequest], queue: list[LlmRequest]) -> Decision:
+        members = [request for request in queue if request.request_id in self.batch]
+        if started or members:
+            return no_evict(books, started, members)
+        decision = no_evict(books, [], queue)
+        self.batch = set(decision[1])
+        return decision
+
+
+def decision_of(plan: CapacityPlan) -> Decision:
+    admitted = [request for request, _ in plan.admitted]
+    return ids(plan.started), ids(admitted), ids(plan.paused)
+
+
+@settings(max_examples=300, deadline=None)
+@given(loads())
+def test_policies_decide_as_the_plain_rules_do(load: Load) -> None:
+    engine = engine_for(load)
+    policy, decide = {
+        Policy.GUARANTEED_NO_EVICT: (GuaranteedNoEvict(load.max_batch_size), no_evict),
+        Policy.STATIC_BATCH: (StaticBatch(load.max_batch_size), StaticOracle().decide),
+        Policy.MAX_UTILIZATION: (
+            MaxUtilization(load.max_batch_size, load.max_num_tokens),
+            max_utilization,
+        ),
+    }[load.policy]
+    books = Books(load, engine.kv)
+    while engine.has_work or engine.iteration <= max(load.arrivals):
+        arrive_and_cancel(load, engine)
+        plan = policy.schedule(engine.started, engine.waiting, engine.kv)
+        expected = decide(books, list(engine.started), list(engine.waiting))
+        assert decision_of(plan) == expected
+        engine.step()
