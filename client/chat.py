@@ -21,7 +21,7 @@ MODEL = "inflight_llm"  # the direct door: there a cancelled call stops the work
 HELP = "/reset forgets the conversation, /exit ends; Ctrl-C cancels the answer that is running"
 
 
-def tensor(name: str, datatype: str, value: object, dtype: object) -> grpc.InferInput:
+def tensor(name: str, datatype: str, value: object, dtype: type) -> grpc.InferInput:
     """One value. The shape is [1, 1]: a batch of one conversation, with one value for it."""
     made = grpc.InferInput(name, [1, 1], datatype)
     made.set_data_from_numpy(np.array([[value]], dtype=dtype))

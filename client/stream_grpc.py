@@ -15,7 +15,7 @@ import numpy as np
 import tritonclient.grpc as grpc
 
 
-def tensor(name: str, datatype: str, value: object, dtype: object) -> grpc.InferInput:
+def tensor(name: str, datatype: str, value: object, dtype: type) -> grpc.InferInput:
     """One value. The shape is [1, 1]: a batch of one prompt, with one value for it."""
     made = grpc.InferInput(name, [1, 1], datatype)
     made.set_data_from_numpy(np.array([[value]], dtype=dtype))
@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="left out: a new one each time")
     args = parser.parse_args()
 
-    request_id, events = uuid.uuid4().hex, queue.Queue()
+    request_id = uuid.uuid4().hex
+    events: queue.Queue[tuple[grpc.InferResult, Exception]] = queue.Queue()
     client = grpc.InferenceServerClient(args.url)
     client.start_stream(lambda result, error: events.put((result, error)))
     try:

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="left out: a new one each time")
     args = parser.parse_args()
 
-    fields = {
+    fields: dict[str, object] = {
         "id": uuid.uuid4().hex,
         "text_input": args.prompt,
         "stream": True,

@@ -326,9 +326,11 @@ def test_limits_refuse_by_name(fields: dict[str, object], names: list[str]) -> N
 
 
 def test_a_request_larger_than_the_pool_is_refused() -> None:
-    with make_executor(num_blocks=5) as executor:
-        with pytest.raises(InvalidRequestError, match="KV cache"):
-            executor.enqueue_request(Request(input_token_ids=(1,) * 10, max_tokens=30))
+    with (
+        make_executor(num_blocks=5) as executor,
+        pytest.raises(InvalidRequestError, match="KV cache"),
+    ):
+        executor.enqueue_request(Request(input_token_ids=(1,) * 10, max_tokens=30))
 
 
 def test_without_chunks_a_long_prompt_is_refused() -> None:
@@ -337,6 +339,15 @@ def test_without_chunks_a_long_prompt_is_refused() -> None:
             executor.enqueue_request(Request(input_token_ids=(1,) * 17, max_tokens=3))
         output = executor.generate([[1] * 16], max_tokens=3)[0]
     assert list(output.token_ids) == expected_tokens([1] * 16, 3)
+
+
+def test_without_chunks_a_replay_must_fit_where_pauses_may_happen() -> None:
+    policy = CapacitySchedulerPolicy.MAX_UTILIZATION
+    with (
+        make_executor(enable_chunked_context=False, policy=policy) as executor,
+        pytest.raises(InvalidRequestError, match="replayed"),
+    ):
+        executor.enqueue_request(Request(input_token_ids=(1,) * 10, max_tokens=7))
 
 
 def test_a_failing_forward_ends_its_batch_and_nobody_else() -> None:

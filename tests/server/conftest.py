@@ -19,7 +19,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "server.log"
-    running = Server(log, "--dtype", "fp32", "--max-seq-len", "2048").wait_ready()
+    running = Server(
+        log,
+        *("--dtype", "fp32", "--max-seq-len", "2048", "--max-tokens-in-paged-kv-cache", "40000"),
+    ).wait_ready()
     yield running
     running.stop()
 

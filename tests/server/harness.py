@@ -225,7 +225,7 @@ class Server:
         self._log_file = log.open("wb")
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "inflight.cli.main", "serve"),
+                *(str(Path(sys.executable).with_name("inflight")), "serve"),
                 *("--http-port", str(http_port), "--grpc-port", str(grpc_port)),
                 *("--metrics-port", str(metrics_port), "--model-repository", str(REPOSITORY)),
                 *options,

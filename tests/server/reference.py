@@ -27,22 +27,22 @@ class Reference:
 
     @lru_cache(maxsize=256)  # noqa: B019 (one Reference lives as long as the test session)
     def greedy_ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
-        ids = self._tokenizer(prompt)["input_ids"]
+        ids = torch.tensor([self._tokenizer(prompt)["input_ids"]])
+        output = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
         generated: list[int] = []
-        cache = None
-        step = torch.tensor([ids])
-        with torch.inference_mode():
-            for _ in range(max_tokens):
-                output = self._model(step, past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
-                top = output.logits[0, -1].topk(2)
-                token = int(top.indices[0])
-                if float(top.values[0] - top.values[1]) < SAFE_MARGIN:
-                    break
-                if token in self.checkpoint.end_ids:
-                    break
-                generated.append(token)
-                step = torch.tensor([[token]])
+        for token, scores in zip(output.sequences[0, ids.shape[1] :], output.scores, strict=True):
+            best = scores[0].topk(2).values
+            is_near_tie = float(best[0] - best[1]) < SAFE_MARGIN
+            if is_near_tie or int(token) in self.checkpoint.end_ids:
+                break
+            generated.append(int(token))
         return tuple(generated)
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> str:

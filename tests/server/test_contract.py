@@ -179,9 +179,9 @@ def test_perf_metrics(client: Client, door: str) -> None:
 
 def test_cache_salt_isolates(client: Client, door: str) -> None:
     ask = {"text_input": "Twice " * 80, "max_tokens": 2, "return_perf_metrics": True}
-    client.generate(door, cache_salt="one tenant", **ask)
-    other = client.generate(door, cache_salt="another", **ask)
-    same = client.generate(door, cache_salt="another", **ask)
+    client.generate(door, cache_salt=f"one tenant of {door}", **ask)
+    other = client.generate(door, cache_salt=f"another of {door}", **ask)
+    same = client.generate(door, cache_salt=f"another of {door}", **ask)
     assert (other["kv_cache_reused_blocks"], same["kv_cache_reused_blocks"] > 0) == (0, True)
 
 
@@ -207,7 +207,7 @@ def test_cache_salt_isolates(client: Client, door: str) -> None:
         ("text_input", {"text_input": ""}),
         ("stop_words", {"stop_words": ["x" * 5000]}),
         ("no_repeat_ngram_size", {"no_repeat_ngram_size": 3}),
-        ("early_stopping", {"early_stopping": 5}),
+        ("early_stopping", {"early_stopping": True}),
         ("noRepeatNgramSize", {"parameters": {"noRepeatNgramSize": 3}}),
     ],
 )

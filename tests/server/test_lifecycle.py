@@ -26,13 +26,6 @@ def test_http_disconnect_on_the_direct_door(client: Client) -> None:
     assert_idle(client)
 
 
-def test_http_disconnect_without_streaming(client: Client) -> None:
-    connection = client.open_stream("inflight_llm", **(LONG | {"max_tokens": 1200}))
-    client.wait_for_metric(*ACTIVE, 1)
-    connection.close()
-    assert_idle(client)
-
-
 def test_grpc_cancel_on_the_direct_door(client: Client) -> None:
     stream = GrpcStream(client)
     stream.ask("inflight_llm", **LONG)

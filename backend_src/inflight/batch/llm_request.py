@@ -43,6 +43,7 @@ class LlmRequest:
         "seed",
         "prompt_length",
         "_tokens",
+        "_read_only_tokens",
         "_num_tokens",
     )
 
@@ -71,14 +72,14 @@ class LlmRequest:
         self.seed = seed
         self._tokens = np.empty(self.prompt_length + request.max_tokens, dtype=np.int32)
         self._tokens[: self.prompt_length] = request.input_token_ids
+        self._read_only_tokens = self._tokens.view()
+        self._read_only_tokens.flags.writeable = False
         self._num_tokens = self.prompt_length
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
         """Prompt + generated ids, a read-only view, int32[num_tokens]."""
-        view = self._tokens[: self._num_tokens]
-        view.flags.writeable = False
-        return view
+        return self._read_only_tokens[: self._num_tokens]
 
     @property
     def num_tokens(self) -> int:

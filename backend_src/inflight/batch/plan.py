@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from inflight.batch.llm_request import LlmRequest
 
@@ -14,8 +15,7 @@ class Phase(Enum):
     GENERATION = "generation"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScheduledChunk:
+class ScheduledChunk(NamedTuple):
     """Tokens [start, start + num_tokens) of one request, computed in this iteration.
 
     In the first chunk of a (re)started request, ``start`` tokens come from reused blocks; they are

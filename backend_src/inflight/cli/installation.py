@@ -28,13 +28,18 @@ class TritonInstallation:
     python_backend: Path
     stub: Path
 
+    @property
+    def is_wheel(self) -> bool:
+        """True for the wheel's, whose stub is not beside the backend; False for a container's."""
+        return self.stub.parent != self.python_backend
+
     def backend_directory(self, scratch: Path) -> Path:
         """A folder for ``--backend-directory``: the container's own, or one made in ``scratch``.
 
         The wheel's files are linked, not copied: their run paths lead to libraries beside the
         original, and a copied stub would wait for ever for libraries that it cannot find.
         """
-        if self.stub.parent == self.python_backend:
+        if not self.is_wheel:
             return self.python_backend.parent
         assembled = scratch / "backends" / "python"
         assembled.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """What is looked at before the server starts, because the server itself fails badly at it.
 
 A stub that cannot load its libraries leaves the server waiting for ever; a numpy that does not fit
-the stub gives silently empty tensors; a small /dev/shm fails under load. Each check is a function
+the stub corrupts tensors in silence; a small /dev/shm fails under load. Each check is a function
 that raises StartupError with one line saying what is wrong and what to do.
 """
 
@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from inflight.cli.errors import StartupError
-from inflight.cli.installation import python_version
+from inflight.cli.installation import TritonInstallation, python_version
 
 _LEAST_SHARED_MEMORY = 32 << 20
 _MIB = 1 << 20
@@ -53,14 +53,17 @@ def _remedy(missing: list[str]) -> str:
     return "reinstall the wheel nvidia-pytriton, or look at LD_LIBRARY_PATH"
 
 
-def check_numpy(installed: str | None = None, python: str | None = None) -> None:
-    """numpy 2 on Python 3.10 or 3.11: the stub hands out empty tensors and says nothing."""
+def check_numpy(installation: TritonInstallation, installed: str | None = None) -> None:
+    """numpy 2 does not work with the stubs of the wheel, whatever the Python, nor with 24.10's.
+
+    They were compiled against numpy 1 and read its dtype objects directly: with numpy 2 a tensor
+    that comes in repeats its first element, and one that goes out is empty or ends the stub.
+    """
     installed = version("numpy") if installed is None else installed
-    python = python_version() if python is None else python
-    if python in ("3.10", "3.11") and int(installed.split(".")[0]) >= 2:
+    needs_numpy_1 = installation.is_wheel or python_version() in ("3.10", "3.11")
+    if needs_numpy_1 and int(installed.split(".")[0]) >= 2:
         raise StartupError(
-            f"numpy {installed} does not work with the Python backend's stub for Python {python}: "
-            "pip install 'numpy<2'"
+            f"numpy {installed} does not work with the Python backend's stub: pip install 'numpy<2'"
         )
 
 

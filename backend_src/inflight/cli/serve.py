@@ -96,9 +96,9 @@ def ready_text(endpoints: Endpoints, seconds: float) -> str:
 def _look(options: ServeOptions, environment: Mapping[str, str]) -> TritonInstallation:
     preflight.check_model_repository(options.model_repository)
     check_ports(options.endpoints)
-    preflight.check_numpy()
     preflight.check_shared_memory()
     installation = find_installation()
+    preflight.check_numpy(installation)
     check_first_python(environment)
     preflight.check_stub_libraries(installation.stub, environment)
     return installation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,9 @@ from inflight.cli.launch import Launch
 from inflight.cli.processes import Child, children_of, kill_group
 from inflight.cli.server_log import ServerLog
 
+ENGINE_MODEL = "inflight_llm"
+STOP_ANNOUNCEMENT = signal.SIGUSR1
+"""``tritonserver.shutdown_signal`` waits for it in the engine's stub."""
 _PROBE_SECONDS = 2.0
 
 
@@ -76,6 +80,17 @@ class ServerProcess:
         if dead:
             return f"the stub of {', '.join(stub.name for stub in dead)} died"
         return None
+
+    def announce_stop(self) -> bool:
+        """Tells the engine's stub to answer everyone now; True when there is one to tell.
+
+        After ``terminate`` it is too late: the server waits for the requests in flight and ends
+        hard when its exit timeout is over.
+        """
+        engines = [stub for stub in self._stubs if stub.name == ENGINE_MODEL and stub.is_alive]
+        for engine in engines:
+            os.kill(engine.pid, STOP_ANNOUNCEMENT)
+        return bool(engines)
 
     def terminate(self) -> None:
         """Asks the server to unload its models and exit. The stubs are the server's to end."""

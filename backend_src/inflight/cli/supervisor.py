@@ -28,6 +28,7 @@ class Timing:
     ready_poll: float = 0.2
     watch_poll: float = 0.5
     still_loading: float = 15.0
+    answer_everyone: float = 0.7
     kill_after_exit_timeout: float = 3.0
 
 
@@ -129,11 +130,14 @@ class Supervisor:
                 return _Failure(death, ready_seconds=time.monotonic() - ready_at)
 
     def _stop(self, server: ServerProcess, signals: StopSignals) -> None:
-        """SIGTERM and patience; whatever is left then is for SIGKILL, which the caller sends.
+        """A word to the engine, SIGTERM and patience; what is left then is for SIGKILL, which the
+        caller sends.
 
         With a gRPC stream open, even an idle one, the server does not exit after its own timeout.
         """
         self._say("stopping; a second signal ends it at once")
+        if server.announce_stop() and signals.wait(self._timing.answer_everyone) is not None:
+            return
         server.terminate()
         patience = self._launch.exit_timeout_seconds + self._timing.kill_after_exit_timeout
         deadline = time.monotonic() + patience

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inflight.api.executor_config import ExecutorConfig
+from inflight.api.executor_config import CapacitySchedulerPolicy, ExecutorConfig
 from inflight.api.request import Request
 from inflight.errors import InvalidRequestError, UnsupportedRequestError
 
@@ -20,6 +20,7 @@ class EngineLimits:
     vocab_size: int
     num_blocks: int
     tokens_per_block: int
+    may_pause: bool
 
     @classmethod
     def of(cls, config: ExecutorConfig, *, vocab_size: int, num_blocks: int) -> EngineLimits:
@@ -31,6 +32,8 @@ class EngineLimits:
             vocab_size=vocab_size,
             num_blocks=num_blocks,
             tokens_per_block=config.kv_cache_config.tokens_per_block,
+            may_pause=config.scheduler_config.capacity_scheduler_policy
+            is CapacitySchedulerPolicy.MAX_UTILIZATION,
         )
 
 
@@ -79,13 +82,8 @@ def _check_lengths(request: Request, limits: EngineLimits) -> None:
             f"is too large: {prompt} prompt tokens + max_tokens must not exceed max_seq_len = "
             f"{limits.max_seq_len}",
         )
-    if not limits.enable_chunked_context and prompt > limits.max_num_tokens:
-        raise InvalidRequestError(
-            "input_ids",
-            f"{prompt} tokens",
-            f"are too many: without enable_chunked_context a prompt must fit max_num_tokens = "
-            f"{limits.max_num_tokens}",
-        )
+    if not limits.enable_chunked_context:
+        _check_unchunked(prompt, total, limits)
     pool = limits.num_blocks * limits.tokens_per_block
     if -(-total // limits.tokens_per_block) > limits.num_blocks:
         raise InvalidRequestError(
@@ -93,6 +91,24 @@ def _check_lengths(request: Request, limits: EngineLimits) -> None:
             request.max_tokens,
             f"is too large: {prompt} prompt tokens + max_tokens exceed the whole KV cache "
             f"(max_tokens_in_paged_kv_cache = {pool})",
+        )
+
+
+def _check_unchunked(prompt: int, total: int, limits: EngineLimits) -> None:
+    if prompt > limits.max_num_tokens:
+        raise InvalidRequestError(
+            "input_ids",
+            f"{prompt} tokens",
+            f"are too many: without enable_chunked_context a prompt must fit max_num_tokens = "
+            f"{limits.max_num_tokens}",
+        )
+    if limits.may_pause and total > limits.max_num_tokens:
+        raise InvalidRequestError(
+            "max_tokens",
+            total - prompt,
+            "is too large: a paused request is replayed as one context, and without "
+            f"enable_chunked_context {total} tokens must fit max_num_tokens = "
+            f"{limits.max_num_tokens}",
         )
 
 

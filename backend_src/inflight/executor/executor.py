@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from inflight.api.config import InflightConfig
+from inflight.api.config import InflightConfig, set_thread_defaults
 from inflight.api.executor_config import ExecutorConfig
 from inflight.api.request import Request, SamplingConfig
 from inflight.api.response import Response
@@ -59,6 +59,7 @@ class Executor:
 
         Raises ConfigError or CheckpointError that names what is wrong.
         """
+        set_thread_defaults()
         from inflight.checkpoint import prepare_checkpoint
         from inflight.model.factory import load_runner
 

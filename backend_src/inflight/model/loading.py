@@ -56,6 +56,11 @@ def load_model(directory: Path, *, dtype: torch.dtype, device: torch.device) -> 
             return model.requires_grad_(False).eval().to(device)
 
 
+def one_line(error: Exception) -> str:
+    """What a library says of a fault, which may be pages, as the end of an error of ours."""
+    return " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
+
+
 def _computes_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -81,8 +86,7 @@ def _reasons(directory: Path, what: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
-        raise CheckpointError(f"model_dir: {directory}: {what}: {reason}") from error
+        raise CheckpointError(f"model_dir: {directory}: {what}: {one_line(error)}") from error
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from inflight.errors import CheckpointError
 from inflight.model.attention import AttentionBackend, AttentionRules, KvLayer
+from inflight.model.loading import one_line
 from inflight.model.runner import PackedInputs
 
 ATTENTION_NAME = "inflight_paged"
@@ -187,7 +188,7 @@ class PackedModel:
         except Exception as error:
             raise CheckpointError(
                 f"architecture {self.architecture} is not served: it cannot be driven packed: "
-                f"{' '.join(str(error).split())[:300]}"
+                f"{one_line(error)}"
             ) from error
         self.layers = tuple(layers)
         self._check_layers(windows)
@@ -195,10 +196,11 @@ class PackedModel:
     def _check_layers(self, windows: list[int | None]) -> None:
         """``windows``: the sliding window that each layer asked for, None for full attention."""
         config = self._model.config
-        if len(windows) != config.num_hidden_layers:
+        num_layers = getattr(config, "num_hidden_layers", None)
+        if len(windows) != num_layers:
             raise CheckpointError(
                 f"architecture {self.architecture} is not served: {len(windows)} of its "
-                f"{config.num_hidden_layers} layers use transformers' attention interface"
+                f"{num_layers} layers use transformers' attention interface"
             )
         # A window that is applied through the mask alone would be lost on us, and the probe is too
         # short to show it.

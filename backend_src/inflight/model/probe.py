@@ -17,6 +17,7 @@ from inflight.api import Request
 from inflight.batch import LlmRequest, Phase, ScheduledBatch, ScheduledChunk
 from inflight.errors import CheckpointError
 from inflight.model.attention import AttentionBackend
+from inflight.model.loading import one_line
 from inflight.model.packed_model import PackedModel
 from inflight.model.packing import Int64Array, Packer
 
@@ -40,8 +41,7 @@ def probe(model: PackedModel, backend: AttentionBackend) -> None:
         plain = model.plain_logits(torch.from_numpy(token_ids)).float().cpu()
     except Exception as error:
         raise CheckpointError(
-            f"architecture {model.architecture} is not served: the probe failed: "
-            f"{' '.join(str(error).split())[:300]}"
+            f"architecture {model.architecture} is not served: the probe failed: {one_line(error)}"
         ) from error
     error_of_rows = (packed - plain).pow(2).mean(-1).sqrt()
     spread_of_rows = plain.std(-1).clamp_min(torch.finfo(torch.float32).tiny)

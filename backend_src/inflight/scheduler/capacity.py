@@ -171,6 +171,7 @@ class MaxUtilization:
 
     def _step_needs(self, started: Sequence[LlmRequest], kv: KvCapacity) -> list[int]:
         """Blocks that the next step of each started request takes from the free ones."""
+        # The rule for contexts holds for generations too; most are generations, and + 1 is faster.
         tokens_per_block, limit = kv.tokens_per_block, self._max_num_tokens
         generation = RequestState.GENERATION_IN_PROGRESS
         return [

@@ -25,21 +25,19 @@ _HEADER = (
     "# Written by python -m inflight.tritonserver.config_pbtxt: change the contract, not this.\n"
 )
 
-_ONE_ORDER = "# One instance: several would send the responses of a stream out of order.\n"
+_ONE_INSTANCE = {
+    Model.POSTPROCESSING: "# Several would send the responses of a stream out of order.\n",
+    Model.ENSEMBLE_SYNC: "# It answers many requests at once: execute() never waits.\n",
+}
 
 _INSTANCES = {
     Model.INFLIGHT_LLM: 1,
     Model.PREPROCESSING: 2,
     Model.POSTPROCESSING: 1,
-    Model.ENSEMBLE_SYNC: 4,
+    Model.ENSEMBLE_SYNC: 1,
 }
 
 _DECOUPLED = "\nmodel_transaction_policy { decoupled: true }\n"
-
-_GATHER = """
-# Unary requests that arrive together are taken together.
-dynamic_batching { max_queue_delay_microseconds: 500 }
-"""
 
 
 def render(model: Model) -> str:
@@ -53,22 +51,14 @@ def render(model: Model) -> str:
     ]
     if model is Model.INFLIGHT_LLM:
         parts.append(_DECOUPLED)
-    if model is Model.ENSEMBLE_SYNC:
-        parts.append(_GATHER)
-    parts.append(_tensors("input", inputs_of(model), _flags(model)))
+    parts.append(_tensors("input", inputs_of(model), " optional: true"))
     parts.append(_tensors("output", outputs_of(model), ""))
     if ensemble:
         parts.append(_scheduling(ensemble_steps()))
     else:
-        parts.append("\n" + (_ONE_ORDER if model is Model.POSTPROCESSING else ""))
+        parts.append("\n" + _ONE_INSTANCE.get(model, ""))
         parts.append(f"instance_group [ {{ kind: KIND_CPU count: {_INSTANCES[model]} }} ]\n")
     return "".join(parts)
-
-
-def _flags(model: Model) -> str:
-    # Ragged: requests whose lists differ in length may still be gathered.
-    ragged = " allow_ragged_batch: true" if model is Model.ENSEMBLE_SYNC else ""
-    return " optional: true" + ragged
 
 
 def _tensors(kind: str, tensors: Iterable[Declared], flags: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from inflight.api.request import Request
-from inflight.errors import DuplicateRequestError, RequestError, ShuttingDownError
+from inflight.errors import DuplicateRequestError, ShuttingDownError
 from inflight.tritonserver.parsed import Door, RawRequest, Wants
 from inflight.tritonserver.reply import Reply
 
@@ -109,7 +109,7 @@ class InFlight:
             try:
                 for engine_request in engine_requests:
                     taken.append(self._executor.enqueue_request(engine_request))
-            except RequestError:
+            except Exception:
                 for engine_id in taken:
                     self._executor.cancel_request(engine_id)
                 raise
@@ -152,7 +152,8 @@ class InFlight:
 
     def cancel_by_id(self, triton_request_id: str) -> None:
         """``cancel`` of the request with this id; unknown ids are ignored."""
-        request = self._by_triton_id.get(triton_request_id)
+        with self._lock:
+            request = self._by_triton_id.get(triton_request_id)
         if request is not None:
             self.cancel(request)
 

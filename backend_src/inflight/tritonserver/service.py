@@ -20,6 +20,7 @@ from inflight.errors import (
 from inflight.observability import log
 from inflight.tritonserver.in_flight import InFlight, TritonRequest
 from inflight.tritonserver.metrics import MetricsReporter, TritonMetrics
+from inflight.tritonserver.orphan import exit_when_orphaned
 from inflight.tritonserver.parsed import RawRequest
 from inflight.tritonserver.pump import ResponsePump
 from inflight.tritonserver.reply import Reply
@@ -30,6 +31,7 @@ from inflight.tritonserver.responses import (
     responses_of,
     stop_response,
 )
+from inflight.tritonserver.shutdown_signal import call_at_shutdown_signal
 
 if TYPE_CHECKING:
     from inflight.executor import Executor
@@ -92,10 +94,13 @@ class LlmService:
         """
         from inflight.executor import Executor
 
+        exit_when_orphaned()
         config = InflightConfig.load(parameters=parameters)
         log.configure(config.log_level)
         executor = Executor.from_checkpoint(config.model_dir, config)
-        return cls(executor, config, model_name=model_name, model_version=model_version)
+        service = cls(executor, config, model_name=model_name, model_version=model_version)
+        call_at_shutdown_signal(service.close)
+        return service
 
     def submit(self, pb_request: Any) -> None:
         """Takes one request from ``execute``; returns at once and never raises."""
@@ -114,7 +119,7 @@ class LlmService:
             self._refuse(reply, error)
 
     def close(self) -> None:
-        """Every request in flight gets its final response; then all threads end."""
+        """Every request in flight gets its final response; then all threads end. Safe to repeat."""
         error = ShuttingDownError("the server is shutting down")
         self._stop_taking(error)
         self._executor.shutdown()

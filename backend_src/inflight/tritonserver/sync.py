@@ -15,6 +15,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from inflight.errors import InvalidRequestError, RequestFailedError
+from inflight.tritonserver.orphan import exit_when_orphaned
 from inflight.tritonserver.reply import Reply
 from inflight.tritonserver.responses import error_of, error_response
 
@@ -38,6 +39,7 @@ class SyncService:
     """
 
     def __init__(self) -> None:
+        exit_when_orphaned()
         self._calls = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="inflight-call")
         self._stops = ThreadPoolExecutor(_STOP_THREADS, thread_name_prefix="inflight-stop")
         self._tasks: set[asyncio.Task[None]] = set()

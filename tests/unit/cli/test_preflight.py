@@ -69,16 +69,34 @@ def test_ldd_that_cannot_read_the_stub(tmp_path: Path, monkeypatch: pytest.Monke
         preflight.check_stub_libraries(tmp_path / STUB_NAME, environment)
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.11"])
-def test_numpy_2_is_refused_where_the_stub_is_silent_about_it(python: str) -> None:
-    with pytest.raises(StartupError, match=f"numpy 2.1.0 .* Python {python}: pip install"):
-        preflight.check_numpy("2.1.0", python)
+def container_at(root: Path) -> TritonInstallation:
+    backend = root / "backends" / "python"
+    return TritonInstallation(root / "bin" / "tritonserver", backend, backend / STUB_NAME)
 
 
-def test_numpy_that_fits() -> None:
-    assert preflight.check_numpy("1.26.4", "3.11") is None
-    assert preflight.check_numpy("2.5.5", "3.13") is None
-    assert preflight.check_numpy() is None, "the numpy of this environment"
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_numpy_2_is_refused_with_every_stub_of_the_wheel(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "python_version", lambda: python)
+    wheel = make_wheel(tmp_path)
+    with pytest.raises(StartupError, match=r"numpy 2\.1\.0 does not work .*pip install 'numpy<2'"):
+        preflight.check_numpy(wheel, "2.1.0")
+    assert preflight.check_numpy(wheel, "1.26.4") is None
+
+
+def test_numpy_2_in_a_container_depends_on_its_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "python_version", lambda: "3.12")
+    assert preflight.check_numpy(container_at(tmp_path), "2.1.0") is None
+    monkeypatch.setattr(preflight, "python_version", lambda: "3.10")
+    with pytest.raises(StartupError, match="numpy 2"):
+        preflight.check_numpy(container_at(tmp_path), "2.1.0")
+
+
+def test_the_numpy_of_this_environment_fits() -> None:
+    assert preflight.check_numpy(find_installation()) is None
 
 
 def test_little_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +185,9 @@ def test_the_backend_folder_is_assembled_from_links(tmp_path: Path) -> None:
 
 
 def test_the_container_s_folder_is_taken_as_it_is(tmp_path: Path) -> None:
-    backend = tmp_path / "backends" / "python"
-    container = TritonInstallation(tmp_path / "bin" / "tritonserver", backend, backend / STUB_NAME)
-    assert container.backend_directory(tmp_path / "scratch") == tmp_path / "backends"
-    assert not (tmp_path / "scratch").exists()
+    scratch = tmp_path / "scratch"
+    assert container_at(tmp_path).backend_directory(scratch) == tmp_path / "backends"
+    assert not scratch.exists()
 
 
 def test_a_python_without_a_stub(tmp_path: Path) -> None:

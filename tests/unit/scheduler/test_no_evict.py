@@ -109,3 +109,13 @@ def test_the_next_static_batch_is_chosen_when_all_that_were_joining_are_gone() -
     assert admitted_ids(policy.schedule([], [make_request(1, 4, 4)], kv)) == [1]
     later = make_request(2, 4, 4)
     assert admitted_ids(policy.schedule([], [later], kv)) == [2], "1 was cancelled"
+
+
+def test_a_static_batch_goes_on_joining_when_those_that_ran_are_gone() -> None:
+    kv = FakeCapacity(num_blocks=100, tokens_per_block=4)
+    policy = StaticBatch(3)
+    chosen = [make_request(i, 4, 4) for i in (1, 2, 3)]
+    urgent = make_request(4, 4, 4, priority=1.0)
+    policy.schedule([], chosen, kv)
+    plan = policy.schedule([], [urgent, *chosen[1:]], kv)  # 1 ran and finished at once
+    assert admitted_ids(plan) == [2, 3]

@@ -49,6 +49,12 @@ def test_bytes_are_tokens_where_the_decoder_says_so() -> None:
     assert llama.byte_value(llama.encode("a")[-1]) is None
 
 
+def test_a_token_that_only_looks_like_a_byte_is_text() -> None:
+    backend = byte_level_backend()
+    backend.add_tokens(["<0x41>"])
+    assert not Tokenizer(backend).has_byte_fallback
+
+
 @pytest.mark.parametrize("family", sorted(BACKENDS))
 def test_every_sequence_of_a_word_spells_it(family: str) -> None:
     tokenizer = make_tokenizer(family)

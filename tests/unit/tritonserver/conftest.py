@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
 from tests.fakes import fake_pb_utils
 
 # The real module exists only inside the server's stub process, and adapters import it at their

@@ -1,0 +1,277 @@
+"""NativeAttention: rope, KV write and paged attention over packed rows, in one native call a layer.
+
+It owns the KV storage; ``src/attention.h`` describes its layout. Who sees whom and how scores
+become weights is said in ``model/attention.py``: the two agree.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inflight.errors import ConfigError
+from inflight.native.library import Int, NativeLibrary, Pointer
+
+SUPPORTED_TOKENS_PER_BLOCK = (16, 32, 64, 128)
+"""32 and more let wide tiles (AMX) be used where the CPU has them."""
+MAX_HEAD_DIM = 512
+
+STORAGE_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class PackedRows(Protocol):
+    """The arrays of ``model.runner.PackedInputs`` that attention needs, as described there."""
+
+    @property
+    def position_ids(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def slot_mapping(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def cu_seqlens_q(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def context_lens(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def block_tables(self) -> npt.NDArray[np.int32]: ...
+
+
+class _CRules(ctypes.Structure):
+    """LayerRules of src/attention.h."""
+
+    _fields_ = [
+        ("num_heads", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("rotary_dim", ctypes.c_int64),
+        ("norm_spans_heads", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
+        ("cos_sin", ctypes.c_void_p),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("norm_epsilon", ctypes.c_float),
+        ("norm_offset", ctypes.c_float),
+    ]
+
+
+class _CHeads(ctypes.Structure):
+    """Heads of src/attention.h."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("row_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+    ]
+
+
+class LayerRules:
+    """How one layer attends; made once, used in every iteration. It keeps its tensors alive."""
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        scale: float,
+        softcap: float | None = None,
+        sliding_window: int | None = None,
+        sinks: Tensor | None = None,
+        cos_sin: Tensor | None = None,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        norm_epsilon: float = 0.0,
+        norm_offset: float = 0.0,
+    ) -> None:
+        """All tensors are contiguous fp32 on the CPU.
+
+        ``scale`` > 0, ``softcap``, ``sliding_window``, ``sinks`` [num_heads]: as in
+        ``AttentionRules``. ``cos_sin`` [positions, rotary_dim], cosines in the first half of a row
+        and sines in the second: in the first rotary_dim dimensions of each query and key head, i
+        turns with i + rotary_dim / 2; None: no rope. ``q_norm``, ``k_norm``: before rope, heads are
+        divided by their root mean square (of x^2 + ``norm_epsilon``) and multiplied by weight +
+        ``norm_offset``; of head_dim weights each head by itself, of num_heads * head_dim (and
+        num_kv_heads * head_dim) the whole row at once.
+        """
+        assert scale > 0
+        self._tensors = (sinks, cos_sin, q_norm, k_norm)
+        for tensor in self._tensors:
+            assert tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous())
+        assert sinks is None or sinks.numel() == num_heads
+        self.num_heads = num_heads
+        self.norm_sizes = tuple(t.numel() if t is not None else None for t in (q_norm, k_norm))
+        self.rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
+        self.max_positions = None if cos_sin is None else cos_sin.shape[0]
+        self.c_rules = _CRules(
+            num_heads=num_heads,
+            window=sliding_window or 0,
+            rotary_dim=self.rotary_dim,
+            norm_spans_heads=0,
+            sinks=_address(sinks),
+            cos_sin=_address(cos_sin),
+            q_norm=_address(q_norm),
+            k_norm=_address(k_norm),
+            scale=scale,
+            softcap=softcap or 0.0,
+            norm_epsilon=norm_epsilon,
+            norm_offset=norm_offset,
+        )
+
+
+def unsupported_reason(*, head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
+    """Why the native attention cannot serve heads of this shape; None: it can."""
+    if dtype not in STORAGE_DTYPES:
+        return f"native attention computes in fp32 and bf16, not in {dtype}"
+    if head_dim != value_dim:
+        return f"native attention needs K and V heads of one size, not {head_dim} and {value_dim}"
+    if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
+        return f"native attention takes head sizes of 16, 32, .. {MAX_HEAD_DIM}, not {head_dim}"
+    return None
+
+
+class NativeAttention:
+    """Used from one thread: ``allocate`` once; then per iteration ``plan``, and one attend a layer.
+
+    All layers have the same KV heads. Storage outside the sequences of an iteration is never read
+    into a result, whatever it holds.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """``dtype``: of the storage; bf16 also rounds queries and weights to bf16 where the CPU
+        multiplies bf16. Sums are fp32. ``unsupported_reason`` has to be None."""
+        assert unsupported_reason(head_dim=head_dim, value_dim=head_dim, dtype=dtype) is None
+        self._shape = (num_layers, num_kv_heads, head_dim)
+        self._dtype = dtype
+        self._library = library
+        self._bind(library)
+        self._handle: int | None = None
+        self._storage = torch.empty(0, dtype=dtype)
+        self._layer_bytes = self._longest = self._num_tokens = 0
+        self._planned: tuple[npt.NDArray[Any], ...] = ()
+        self._heads = (_CHeads * 3)()
+
+    def _bind(self, library: NativeLibrary) -> None:
+        self._plan = library.function("inflight_attention_plan", Pointer, *[Int] * 2, *[Pointer] * 3, Int, *[Pointer] * 2)  # fmt: skip
+        self._attend = library.function("inflight_attention_attend", *[Pointer] * 3, Int, *[Pointer] * 2, Int)  # fmt: skip
+
+    @property
+    def storage(self) -> Tensor:
+        """[num_layers, num_blocks, elements of a block], the live tensor."""
+        return self._storage
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers."""
+        num_layers, num_kv_heads, head_dim = self._shape
+        return num_layers * num_kv_heads * 2 * head_dim * self._dtype.itemsize
+
+    def allocate(self, num_blocks: int, tokens_per_block: int) -> None:
+        """Makes the storage, in huge pages where the system gives them. ``tokens_per_block``: one
+        of SUPPORTED_TOKENS_PER_BLOCK. Raises ConfigError when there is not enough memory."""
+        assert self._handle is None and tokens_per_block in SUPPORTED_TOKENS_PER_BLOCK
+        num_layers, num_kv_heads, head_dim = self._shape
+        block = num_kv_heads * 2 * head_dim * tokens_per_block
+        try:
+            self._storage = torch.empty((num_layers, num_blocks, block), dtype=self._dtype)
+        except (RuntimeError, MemoryError):
+            size = self.kv_bytes_per_token * num_blocks * tokens_per_block
+            raise ConfigError(
+                f"kv_cache_free_gpu_mem_fraction, max_tokens_in_paged_kv_cache: no memory for "
+                f"{num_blocks} KV blocks of {tokens_per_block} tokens ({size >> 20} MiB)"
+            ) from None
+        advise = self._library.function("inflight_advise_huge_pages", Pointer, Int)
+        advise(self._storage.data_ptr(), self._storage.nbytes)
+        self._storage.zero_()  # memory that was promised is missed at start, not in service
+        self._layer_bytes = num_blocks * block * self._dtype.itemsize
+        make = self._library.function("inflight_attention_new", *[Int] * 4, result=Pointer)
+        free = self._library.function("inflight_attention_free", Pointer)
+        is_bf16 = int(self._dtype is torch.bfloat16)
+        self._handle = make(num_kv_heads, head_dim, tokens_per_block, is_bf16)
+        weakref.finalize(self, free, self._handle)
+
+    def plan(self, rows: PackedRows) -> None:
+        """Takes the rows of an iteration, whose arrays stay unchanged until the next plan."""
+        tables = rows.block_tables
+        assert tables.strides[1] == tables.itemsize
+        self._planned = (
+            np.ascontiguousarray(rows.cu_seqlens_q, dtype=np.int32),
+            np.ascontiguousarray(rows.context_lens, dtype=np.int32),
+            tables,
+            np.ascontiguousarray(rows.position_ids, dtype=np.int64),
+            np.ascontiguousarray(rows.slot_mapping, dtype=np.int64),
+        )
+        starts, lengths, _, positions, slots = self._planned
+        self._num_tokens = len(positions)
+        self._longest = int(lengths.max())
+        self._plan(
+            self._handle,
+            len(lengths),
+            len(positions),
+            starts.ctypes.data,
+            lengths.ctypes.data,
+            tables.ctypes.data,
+            tables.strides[0] // tables.itemsize,
+            positions.ctypes.data,
+            slots.ctypes.data,
+        )
+
+    def attend(self, layer: int, rules: LayerRules, qkv: Tensor, out: Tensor) -> None:
+        """One layer on the fused projection, contiguous [T, (num_heads + 2 * num_kv_heads) *
+        head_dim], fp32 or bf16: the query heads of a row, then its key heads, then its value heads.
+        ``out``, contiguous [T, num_heads * head_dim], fp32 or bf16, is overwritten."""
+        _, num_kv_heads, head_dim = self._shape
+        width = (rules.num_heads + 2 * num_kv_heads) * head_dim
+        assert qkv.shape == (self._num_tokens, width) and qkv.is_contiguous()
+        start = qkv.data_ptr()
+        for heads, first in zip(self._heads, (0, rules.num_heads, rules.num_heads + num_kv_heads), strict=True):  # fmt: skip
+            heads.data = start + first * head_dim * qkv.itemsize
+            heads.row_stride = width
+            heads.head_stride = head_dim
+        self._call(layer, rules, qkv.dtype, out)
+
+    def attend_heads(
+        self, layer: int, rules: LayerRules, query: Tensor, key: Tensor, value: Tensor, out: Tensor
+    ) -> None:
+        """As ``attend`` with query [T, num_heads, head_dim], key and value [T, num_kv_heads,
+        head_dim] of one dtype, of any strides but 1 in the last dimension."""
+        for heads, tensor in zip(self._heads, (query, key, value), strict=True):
+            assert tensor.stride(2) == 1 and tensor.dtype == query.dtype
+            heads.data = tensor.data_ptr()
+            heads.row_stride, heads.head_stride = tensor.stride(0), tensor.stride(1)
+        self._call(layer, rules, query.dtype, out)
+
+    def copy_blocks(
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        """Copies whole blocks in all layers, as if all sources were read before any write."""
+        source = torch.from_numpy(source_ids.astype(np.int64))
+        target = torch.from_numpy(target_ids.astype(np.int64))
+        self._storage.index_copy_(1, target, self._storage.index_select(1, source))
+
+    def _call(self, layer: int, rules: LayerRules, dtype: torch.dtype, out: Tensor) -> None:
+        assert dtype in STORAGE_DTYPES and out.dtype in STORAGE_DTYPES and out.is_contiguous()
+        assert rules.max_positions is None or self._longest <= rules.max_positions
+        self._attend(
+            self._handle,
+            ctypes.addressof(rules.c_rules),
+            ctypes.addressof(self._heads),
+            dtype is torch.bfloat16,
+            self._storage.data_ptr() + layer * self._layer_bytes,
+            out.data_ptr(),
+            out.dtype is torch.bfloat16,
+        )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,197 @@
+"""build_native: compiles ``src/`` into one shared library, once for each machine and version.
+
+::
+
+    <cache_dir>/native/
+    ├── <key>/inflight_native.so   a finished build
+    ├── <key>.lock                 locked (flock) while somebody builds it
+    └── <key>.*.partial/           being built, or left over by a builder that was killed
+
+A key is the SHA-256 of all that goes in: sources, compiler version, flags and the kind of machine.
+A source ``<name>_<isa>.cpp`` is compiled with the flags of its instruction set, every other one for
+any machine of this kind; which of them runs is decided when the library is loaded (``dispatch.h``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight.errors import InflightError
+
+SOURCE_DIRECTORY = Path(__file__).parent / "src"
+LIBRARY_NAME = "inflight_native.so"
+COMPILERS = ("g++", "clang++", "c++")
+
+BASE_FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno",
+    "-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi",
+)  # fmt: skip
+
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
+_AVX512 = (
+    *_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16",
+    "-mprefer-vector-width=512",
+)  # fmt: skip
+
+ISA_FLAGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "avx2": _AVX2,
+        "avx512": _AVX512,
+        "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    },
+    # No kernels of its own yet: the portable ones run. A set for ARM gets its name and flags here,
+    # its level in dispatch.h and its test in cpu_features.cpp.
+    "aarch64": {},
+}
+"""By machine and then by instruction set: what a source of that name is compiled with."""
+
+_COMPILE_SECONDS = 600
+
+
+class NativeUnavailableError(InflightError):
+    """There is no native library on this machine; the text says why, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    path: str
+    version: str
+    isas: tuple[str, ...]
+    """The instruction sets of this machine's kind that the compiler knows."""
+
+
+def build_native(cache_dir: str, source_directory: Path = SOURCE_DIRECTORY) -> Path:
+    """The compiled library; waits while another process builds it.
+
+    ``cache_dir``: "" is ~/.cache/inflight. Raises NativeUnavailableError: no compiler, a source
+    that does not compile, a cache that cannot be written.
+    """
+    compiler = find_compiler()
+    sources = sorted(source_directory.glob("*.cpp"))
+    key = _key(source_directory, compiler)
+    try:
+        root = Path(cache_dir or "~/.cache/inflight").expanduser().absolute() / "native"
+        root.mkdir(parents=True, exist_ok=True)
+        library = root / key / LIBRARY_NAME
+        if not library.is_file():
+            with _locked(root / f"{key}.lock"):
+                if not library.is_file():
+                    _make(root, key, compiler, sources)
+        return library
+    except RuntimeError:
+        raise NativeUnavailableError("cache_dir: this user has no home folder: set it") from None
+    except OSError as error:
+        raise NativeUnavailableError(
+            f"cache_dir: {error.filename or cache_dir}: {error.strerror}"
+        ) from None
+
+
+def find_compiler() -> Compiler:
+    """The first C++ compiler on PATH. Raises NativeUnavailableError."""
+    for name in COMPILERS:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        version = _run([path, "--version"])
+        known = ISA_FLAGS.get(platform.machine(), {})
+        isas = tuple(isa for isa, flags in known.items() if _accepts(path, flags))
+        return Compiler(path, version, isas)
+    raise NativeUnavailableError(f"no C++ compiler found ({', '.join(COMPILERS)})")
+
+
+def isa_of(source: Path) -> str | None:
+    """The instruction set that a source's name asks for; None: any machine."""
+    suffix = source.stem.rpartition("_")[2]
+    return suffix if any(suffix in isas for isas in ISA_FLAGS.values()) else None
+
+
+def flags_for(source: Path, compiler: Compiler) -> tuple[str, ...]:
+    isa = isa_of(source)
+    definitions = tuple(f"-DINFLIGHT_HAVE_{known.upper()}=1" for known in compiler.isas)
+    own = ISA_FLAGS[platform.machine()][isa] if isa else ()
+    return (*BASE_FLAGS, *definitions, *own)
+
+
+def _make(root: Path, key: str, compiler: Compiler, sources: Sequence[Path]) -> None:
+    for left_over in root.glob(f"{key}.*.partial"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    target = root / key
+    shutil.rmtree(target, ignore_errors=True)  # a build that somebody emptied
+    partial = root / f"{key}.{os.getpid()}.partial"
+    partial.mkdir()
+    try:
+        _compile(partial, compiler, sources)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _compile(directory: Path, compiler: Compiler, sources: Sequence[Path]) -> None:
+    """Leaves nothing in ``directory`` but the library."""
+    wanted = [source for source in sources if isa_of(source) in (None, *compiler.isas)]
+    objects = [directory / f"{source.stem}.o" for source in wanted]
+
+    def compile_one(source: Path, target: Path) -> None:
+        flags = flags_for(source, compiler)
+        _run([compiler.path, *flags, "-c", str(source), "-o", str(target)])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, wanted, objects))
+    output = ["-o", str(directory / LIBRARY_NAME)]
+    _run([compiler.path, "-shared", "-fopenmp", *map(str, objects), *output])
+    for path in objects:
+        path.unlink()
+
+
+def _run(command: Sequence[str]) -> str:
+    """Standard output. Raises NativeUnavailableError with the first line that says what failed."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_COMPILE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailableError(f"{command[0]}: {type(error).__name__}") from None
+    if done.returncode != 0:
+        lines = done.stderr.splitlines()
+        reason = next((line for line in lines if "error" in line), f"exit {done.returncode}")
+        raise NativeUnavailableError(f"{command[0]}: {reason}")
+    return done.stdout
+
+
+def _accepts(path: str, flags: Sequence[str]) -> bool:
+    try:
+        _run([path, *flags, "-E", "-x", "c++", os.devnull])
+    except NativeUnavailableError:
+        return False
+    return True
+
+
+def _key(source_directory: Path, compiler: Compiler) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(source_directory.glob("*")):
+        if path.suffix in (".cpp", ".h"):
+            content = path.read_bytes()
+            digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    settings = (platform.machine(), compiler.version, compiler.isas, BASE_FLAGS, ISA_FLAGS)
+    digest.update(repr(settings).encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock_fd)

@@ -1,0 +1,156 @@
+"""NativeLinear and TorchLinear: y = x W^T with packed weights, and what is fused with it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inflight.native.library import Int, NativeLibrary, Pointer
+from inflight.native.packed import PackedLinear
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+class LinearOps(Protocol):
+    """Rows of x are float32 or bfloat16 [T, k], y is float32 or bfloat16; both contiguous.
+
+    Quantized weights meet activations of 8 bits with a scale for each 32 (few rows), or are rounded
+    to bf16 as the activations are (many rows, where the CPU has AMX): the same row may come out a
+    little different in other company. Sums are fp32 everywhere.
+    """
+
+    def __call__(
+        self, x: Tensor, packed: PackedLinear, out: Tensor, *, accumulate: bool = False
+    ) -> None:
+        """out [T, n] = x W^T + bias; with ``accumulate`` it is added to ``out``."""
+
+    def gate_up(self, x: Tensor, packed: PackedLinear, out: Tensor, activation: Activation) -> None:
+        """out [T, n] = activation(x G^T) * (x U^T), biases included."""
+
+    def logits(self, x: Tensor, packed: PackedLinear, out: Tensor) -> None:
+        """out float32[R, n], of the rows that sample."""
+
+    def argmax(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """int32[R]: the column of each row's largest logit, the lowest of equal ones.
+
+        The logits themselves are never stored. A row of NaN gives 0.
+        """
+
+
+class _Number(IntEnum):
+    """As in ``src/linear.h``."""
+
+    F32 = 0
+    BF16 = 1
+
+
+class _Finish(IntEnum):
+    """As in ``src/linear.h``."""
+
+    STORE = 0
+    ADD = 1
+    SILU_MUL = 2
+    GELU_TANH_MUL = 3
+
+
+# Plain ints: every call passes some of them, and an IntEnum is slow to convert.
+_NUMBERS = {torch.float32: int(_Number.F32), torch.bfloat16: int(_Number.BF16)}
+_STORE, _ADD = int(_Finish.STORE), int(_Finish.ADD)
+_ACTIVATIONS: dict[Activation, int] = {
+    "silu": int(_Finish.SILU_MUL),
+    "gelu_tanh": int(_Finish.GELU_TANH_MUL),
+}
+
+
+class NativeLinear:
+    """LinearOps in C++; may be called from several threads at once."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        weights = (Pointer, Pointer, Int, Int, Int)
+        rows = (Pointer, Int, Int)
+        self._linear = library.function("inflight_linear", *weights, *rows, Pointer, Int, Int)
+        self._argmax = library.function("inflight_linear_argmax", *weights, *rows, Pointer)
+
+    def __call__(
+        self, x: Tensor, packed: PackedLinear, out: Tensor, *, accumulate: bool = False
+    ) -> None:
+        assert not packed.is_gate_up
+        self._run(x, packed, out, _ADD if accumulate else _STORE)
+
+    def gate_up(self, x: Tensor, packed: PackedLinear, out: Tensor, activation: Activation) -> None:
+        assert packed.is_gate_up
+        self._run(x, packed, out, _ACTIVATIONS[activation])
+
+    def logits(self, x: Tensor, packed: PackedLinear, out: Tensor) -> None:
+        assert out.dtype == torch.float32
+        self(x, packed, out)
+
+    def argmax(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        assert not packed.is_gate_up and x.is_contiguous() and x.shape[1] == packed.k
+        ids = torch.empty(len(x), dtype=torch.int32)
+        weights = packed.native_arguments
+        self._argmax(*weights, x.data_ptr(), _NUMBERS[x.dtype], len(x), ids.data_ptr())
+        return ids
+
+    def _run(self, x: Tensor, packed: PackedLinear, out: Tensor, finish: int) -> None:
+        rows, k = x.shape
+        assert k == packed.k and out.shape == (rows, packed.n)
+        assert x.is_contiguous() and out.is_contiguous()
+        self._linear(
+            *packed.native_arguments,
+            x.data_ptr(),
+            _NUMBERS[x.dtype],
+            rows,
+            out.data_ptr(),
+            _NUMBERS[out.dtype],
+            finish,
+        )
+
+
+class TorchLinear:
+    """LinearOps in torch: for machines without a compiler, and for tests.
+
+    The first use of a PackedLinear unpacks it, and the copy lives as long as it does: float32 for
+    float32 weights, bfloat16 for all others.
+    """
+
+    def __init__(self) -> None:
+        self._unpacked: WeakKeyDictionary[PackedLinear, tuple[Tensor, Tensor | None]] = (
+            WeakKeyDictionary()
+        )
+
+    def __call__(
+        self, x: Tensor, packed: PackedLinear, out: Tensor, *, accumulate: bool = False
+    ) -> None:
+        y = self._product(x, packed)
+        if accumulate:
+            out += y
+        else:
+            out.copy_(y)
+
+    def gate_up(self, x: Tensor, packed: PackedLinear, out: Tensor, activation: Activation) -> None:
+        gate, up = self._product(x, packed).chunk(2, dim=-1)
+        active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        torch.mul(active, up, out=out)
+
+    def logits(self, x: Tensor, packed: PackedLinear, out: Tensor) -> None:
+        self(x, packed, out)
+
+    def argmax(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return self._product(x, packed).float().argmax(-1).int()
+
+    def _product(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        if packed not in self._unpacked:
+            dtype = torch.float32 if packed.kind == "f32" else torch.bfloat16
+            bias = packed.unpack_bias()
+            self._unpacked[packed] = (
+                packed.unpack().to(dtype),
+                None if bias is None else bias.to(dtype),
+            )
+        weight, bias = self._unpacked[packed]
+        return F.linear(x.to(weight.dtype), weight, bias)

@@ -1,0 +1,199 @@
+// The C functions of attention.py, and the state of an iteration between them.
+#include "attention.h"
+
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <new>
+#include <vector>
+
+#include "attention_work.h"
+#include "dispatch.h"
+
+namespace inflight {
+namespace {
+
+// Rows from which tiles pay for their set-up.
+constexpr int64_t rows_for_tiles = 9;
+// Cost of an iteration below which one thread is faster than a team.
+constexpr int64_t worth_a_team = 512;
+
+constexpr Versions<const AttentionKernels*> of_float{
+    &portable::of_float, INFLIGHT_IF_AVX2(&avx2::of_float), INFLIGHT_IF_AVX512(&avx512::of_float),
+    nullptr};
+constexpr Versions<const AttentionKernels*> of_bf16{
+    &portable::of_bf16, INFLIGHT_IF_AVX2(&avx2::of_bf16), INFLIGHT_IF_AVX512(&avx512::of_bf16),
+    nullptr};
+using Attend = void (*)(const LayerCall&, const WorkItem&, Scratch&);
+constexpr Attend with_tiles = INFLIGHT_IF_AMX(amx::attend_many);
+
+// Memory that grows and is not kept when it does.
+class Buffer {
+public:
+    ~Buffer() { release(); }
+
+    void* at_least(size_t bytes) {
+        if (bytes > bytes_) {
+            release();
+            bytes_ = bytes + bytes / 2;
+            data_ = ::operator new(bytes_, alignment);
+        }
+        return data_;
+    }
+
+private:
+    static constexpr std::align_val_t alignment{64};
+
+    void release() {
+        if (data_) ::operator delete(data_, alignment);
+        data_ = nullptr;
+    }
+
+    void* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+class Attention {
+public:
+    Attention(const KvShape& shape, bool storage_is_bf16)
+        : shape_(shape), storage_is_bf16_(storage_is_bf16) {}
+
+    void plan(int64_t num_sequences, int64_t num_tokens, const int32_t* cu_seqlens_q,
+              const int32_t* context_lens, const int32_t* block_tables, int64_t table_stride,
+              const int64_t* positions, const int64_t* slots) {
+        num_tokens_ = num_tokens;
+        positions_ = positions;
+        slots_ = slots;
+        works_.clear();
+        sequences_.clear();
+        for (int64_t i = 0; i < num_sequences; ++i)
+            sequences_.push_back({cu_seqlens_q[i], cu_seqlens_q[i + 1] - cu_seqlens_q[i],
+                                  context_lens[i], block_tables + i * table_stride});
+    }
+
+    // Fills in what `in` lacks, and computes the layer.
+    void attend(const LayerRules& rules, RowInputs in, void* out, bool out_is_bf16) {
+        const int64_t group = rules.num_heads / shape_.num_kv_heads, size = shape_.head_dim;
+        const Work& work = work_for(group, rules.window);
+        // Tiles read whole tiles of rows, also behind the last row.
+        const int64_t rows = num_tokens_ * rules.num_heads + max_item_rows;
+        in.query = query_.at_least(rows * size * sizeof(float));
+        in.num_tokens = num_tokens_;
+        in.positions = positions_;
+        in.slots = slots_;
+        const int64_t partial_rows = work.num_partials * max_item_rows;
+        float* partials = static_cast<float*>(
+            partials_.at_least(partial_rows * (size + 2) * sizeof(float)));
+        const LayerCall call{shape_,
+                             &rules,
+                             group,
+                             num_tokens_,
+                             in.query,
+                             in.storage,
+                             out,
+                             out_is_bf16,
+                             partials,
+                             partials + partial_rows * size,
+                             partials + partial_rows * (size + 1)};
+        run(rules, in, call, work);
+    }
+
+private:
+    const Work& work_for(int64_t group, int64_t window) {
+        for (const Work& work : works_)
+            if (work.group == group && work.window == window) return work;
+        works_.push_back(divide(sequences_, shape_.num_kv_heads, group, window, team_size()));
+        return works_.back();
+    }
+
+    bool fits_tiles() const {
+        return storage_is_bf16_ && chosen_isa() >= Isa::amx &&
+               shape_.head_dim % 32 == 0 && shape_.tokens_per_block % 32 == 0;
+    }
+
+    void run(const LayerRules& rules, const RowInputs& in, const LayerCall& call,
+             const Work& work) {
+        const AttentionKernels& kernels =
+            storage_is_bf16_ ? *of_bf16.chosen() : *of_float.chosen();
+        const Attend attend_many = fits_tiles() ? with_tiles : kernels.attend;
+        const int64_t units = num_tokens_ * shape_.num_kv_heads;
+        const int team = work.cost < worth_a_team ? 1 : team_size();
+        auto* scratch = static_cast<Scratch*>(scratch_.at_least(team * sizeof(Scratch)));
+        std::atomic<size_t> next_item{0}, next_merge{0};
+#pragma omp parallel num_threads(team)
+        {
+            const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+            kernels.write_rows(shape_, rules, in, units * thread / threads,
+                               units * (thread + 1) / threads);
+#pragma omp barrier
+            for (size_t i; (i = next_item++) < work.items.size();) {
+                const WorkItem& item = work.items[i];
+                const bool many = item.num_rows >= rows_for_tiles;
+                (many ? attend_many : kernels.attend)(call, item, scratch[thread]);
+            }
+            if (!work.merges.empty()) {
+#pragma omp barrier
+                for (size_t i; (i = next_merge++) < work.merges.size();)
+                    kernels.merge(call, work.merges[i]);
+            }
+        }
+    }
+
+    KvShape shape_;
+    bool storage_is_bf16_;
+    int64_t num_tokens_ = 0;
+    const int64_t *positions_ = nullptr, *slots_ = nullptr;
+    std::vector<Sequence> sequences_;
+    std::deque<Work> works_;  // one for each window that layers of the iteration have
+    Buffer query_, partials_, scratch_;
+};
+
+}  // namespace
+}  // namespace inflight
+
+using namespace inflight;
+
+INFLIGHT_API void* inflight_attention_new(int64_t num_kv_heads, int64_t head_dim,
+                                          int64_t tokens_per_block, int64_t storage_is_bf16) {
+    return new Attention({num_kv_heads, head_dim, tokens_per_block}, storage_is_bf16 != 0);
+}
+
+INFLIGHT_API void inflight_attention_free(void* attention) {
+    delete static_cast<Attention*>(attention);
+}
+
+// The arrays are read until the next plan.
+INFLIGHT_API void inflight_attention_plan(void* attention, int64_t num_sequences,
+                                          int64_t num_tokens, const int32_t* cu_seqlens_q,
+                                          const int32_t* context_lens, const int32_t* block_tables,
+                                          int64_t table_stride, const int64_t* positions,
+                                          const int64_t* slots) {
+    static_cast<Attention*>(attention)->plan(num_sequences, num_tokens, cu_seqlens_q, context_lens,
+                                             block_tables, table_stride, positions, slots);
+}
+
+INFLIGHT_API void inflight_attention_attend(void* attention, const LayerRules* rules,
+                                            const Heads* q_k_v, int64_t is_bf16, void* storage,
+                                            void* out, int64_t out_is_bf16) {
+    RowInputs in{};
+    in.q = q_k_v[0];
+    in.k = q_k_v[1];
+    in.v = q_k_v[2];
+    in.is_bf16 = is_bf16 != 0;
+    in.storage = storage;
+    static_cast<Attention*>(attention)->attend(*rules, in, out, out_is_bf16 != 0);
+}
+
+INFLIGHT_API void inflight_advise_huge_pages(void* data, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+    constexpr uintptr_t page = 4096;
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
+}

@@ -1,0 +1,142 @@
+// Paged attention over the packed rows of an iteration: the data that its parts share.
+//
+// KV storage of a layer is [num_blocks][num_kv_heads][2] panels, K and then V, of head_dim *
+// tokens_per_block elements. Elements of bf16 lie in pairs, as the dot-product instructions take
+// them: K [head_dim / 2][tokens_per_block][2], V [tokens_per_block / 2][head_dim][2]. Elements of
+// float lie as K [head_dim][tokens_per_block], V [tokens_per_block][head_dim].
+//
+// The query heads that read one KV head are folded into rows: row r of a sequence is query r / group
+// and head r % group of the group. Rows of all sequences follow each other in the query buffer,
+// [num_kv_heads][num_tokens * group][head_dim].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace inflight {
+
+constexpr int max_item_rows = 32;
+constexpr int max_head_dim = 512;
+constexpr int key_tile = 64;  // keys between two rescalings of the softmax
+constexpr int key_group = 16;  // keys that lie side by side in every block: a vector of scores
+
+struct KvShape {
+    int64_t num_kv_heads, head_dim, tokens_per_block;
+};
+
+static inline int64_t panel_elements(const KvShape& shape) {
+    return shape.head_dim * shape.tokens_per_block;
+}
+
+static inline int64_t block_elements(const KvShape& shape) {
+    return shape.num_kv_heads * 2 * panel_elements(shape);
+}
+
+// What one sequence brings to the iteration.
+struct Sequence {
+    int64_t first_token;  // its tokens are first_token .. first_token + num_queries - 1
+    int64_t num_queries;
+    int64_t context_length;  // they are the last of that many tokens
+    const int32_t* blocks;
+};
+
+// Rows of one sequence against a range of its keys, for one KV head: what one thread does at a time.
+struct WorkItem {
+    const Sequence* sequence;
+    int32_t kv_head;
+    int32_t first_row, num_rows;  // num_rows <= max_item_rows
+    int64_t key_begin, key_end;   // key_begin is a multiple of key_tile
+    bool is_part;                 // others have the rest of the range: the result is a partial one
+    int64_t partial;              // which, for a part
+};
+
+// Parts of one range of rows, to be merged when all are done.
+struct Merge {
+    const Sequence* sequence;
+    int32_t kv_head, first_row, num_rows;
+    int64_t first_partial, num_partials;
+};
+
+// How a layer attends. Made once by attention.py, which mirrors the fields; AttentionRules of
+// model/attention.py says how scores become weights.
+struct LayerRules {
+    int64_t num_heads;
+    int64_t window;          // 0: none
+    int64_t rotary_dim;
+    int64_t norm_spans_heads;  // over all heads of the row; else over each alone
+    const float* sinks;      // [num_heads], or null
+    const float* cos_sin;    // [max_position][rotary_dim], cosines first; null: no rope
+    const float* q_norm;     // weights of an RMSNorm before rope, or null
+    const float* k_norm;
+    float scale;
+    float softcap;  // 0: none
+    float norm_epsilon, norm_offset;
+};
+
+// A tensor of heads: that of token t and head h starts at data + t * row_stride + h * head_stride.
+struct Heads {
+    const void* data;
+    int64_t row_stride, head_stride;  // in elements
+};
+
+struct RowInputs {
+    Heads q, k, v;
+    bool is_bf16;
+    int64_t num_tokens;
+    const int64_t *positions, *slots;  // of each token
+    void* query;                       // the query buffer
+    void* storage;                     // of this layer
+};
+
+// What one thread has to know of a layer in an iteration.
+struct LayerCall {
+    KvShape shape;
+    const LayerRules* rules;
+    int64_t group;  // query heads per KV head
+    int64_t num_tokens;
+    const void* query;
+    const void* storage;
+    void* out;  // [num_tokens][num_heads * head_dim]
+    bool out_is_bf16;
+    // Results of parts: [partial][max_item_rows] rows of head_dim, tops and totals.
+    float *partial_sums, *partial_tops, *partial_totals;
+};
+
+// Memory of one thread.
+struct Scratch {
+    alignas(64) float scores[max_item_rows * key_tile];
+    alignas(64) uint16_t weights[max_item_rows * key_tile];
+    alignas(64) float sums[max_item_rows * max_head_dim];  // unnormalized results, rows of head_dim
+    alignas(64) float totals[max_item_rows][16];           // of weights, in 16 separate sums
+    alignas(64) float tops[max_item_rows];                 // largest score so far, times log2(e)
+    alignas(64) float rescale[max_item_rows];
+    alignas(64) uint16_t values[2 * 16 * max_head_dim];
+};
+
+// One version of everything that depends on the instruction set.
+struct AttentionKernels {
+    bool query_is_bf16;  // else float
+    // Norm, rope and storing of the (token, KV head) units begin .. end, token by token.
+    void (*write_rows)(const KvShape&, const LayerRules&, const RowInputs&, int64_t begin,
+                       int64_t end);
+    void (*attend)(const LayerCall&, const WorkItem&, Scratch&);
+    void (*merge)(const LayerCall&, const Merge&);
+};
+
+#define INFLIGHT_DECLARE_ATTENTION(isa)     \
+    namespace isa {                         \
+    extern const AttentionKernels of_float; \
+    extern const AttentionKernels of_bf16;  \
+    }
+INFLIGHT_DECLARE_ATTENTION(portable)
+INFLIGHT_DECLARE_ATTENTION(avx2)
+INFLIGHT_DECLARE_ATTENTION(avx512)
+#undef INFLIGHT_DECLARE_ATTENTION
+
+namespace amx {
+// In place of avx512::of_bf16.attend, for many rows; head_dim and tokens_per_block are multiples of
+// 32.
+void attend_many(const LayerCall&, const WorkItem&, Scratch&);
+}
+
+}  // namespace inflight

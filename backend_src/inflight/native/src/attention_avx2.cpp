@@ -1,0 +1,14 @@
+#include "attention_loops.h"
+#include "attention_rows.h"
+
+namespace inflight {
+namespace avx2 {
+
+const AttentionKernels of_float{false, write_rows<float, float>,
+                                attend_item<LoopProducts<float, 4, 1>>, merge_parts};
+
+const AttentionKernels of_bf16{false, write_rows<float, bf16>,
+                               attend_item<LoopProducts<bf16, 4, 1>>, merge_parts};
+
+}  // namespace avx2
+}  // namespace inflight

@@ -1,0 +1,107 @@
+// bf16 storage: dot products of pairs (vdpbf16ps), 16 keys or 16 dimensions at a time.
+#include <immintrin.h>
+
+#include "attention_loops.h"
+#include "attention_rows.h"
+
+namespace inflight {
+namespace avx512 {
+namespace {
+
+inline __m512bh load_pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+
+inline __m512bh splat_pair(const bf16* from) {
+    return (__m512bh)_mm512_set1_epi32(read<int32_t>(from));
+}
+
+struct PairProducts {
+    using Query = bf16;
+    using Storage = bf16;
+    using Weight = bf16;
+    static constexpr int group_multiple = 1;
+
+    static void begin() {}
+    static void end() {}
+
+    static void scores(const KvShape& shape, const bf16* query, int rows, const Tile<bf16>& tile,
+                       float* scores) {
+        in_runs<8>(rows, [&](auto num_rows, int row) {
+            // As many sums as registers hold beside the keys: enough to hide the latency.
+            constexpr int at_once = num_rows.value > 4 ? 2 : 4;
+            in_runs<at_once>(tile.num_groups, [&](auto num_groups, int group) {
+                some_scores<num_rows.value, num_groups.value>(
+                    shape, query + row * shape.head_dim, tile.keys + group,
+                    scores + row * key_tile + group * key_group);
+            });
+        });
+    }
+
+    template <int num_rows, int num_groups>
+    static void some_scores(const KvShape& shape, const bf16* query, const bf16* const* keys,
+                            float* scores) {
+        __m512 sums[num_rows][num_groups] = {};
+        for (int64_t i = 0; i < shape.head_dim; i += 2) {
+            __m512bh key[num_groups];
+            for (int g = 0; g < num_groups; ++g)
+                key[g] = load_pairs(keys[g] + i * shape.tokens_per_block);
+            for (int row = 0; row < num_rows; ++row) {
+                const __m512bh of_row = splat_pair(query + row * shape.head_dim + i);
+                for (int g = 0; g < num_groups; ++g)
+                    sums[row][g] = _mm512_dpbf16_ps(sums[row][g], key[g], of_row);
+            }
+        }
+        for (int row = 0; row < num_rows; ++row)
+            for (int g = 0; g < num_groups; ++g)
+                _mm512_storeu_ps(scores + row * key_tile + g * key_group, sums[row][g]);
+    }
+
+    static void accumulate(const KvShape& shape, int rows, const Tile<bf16>& tile,
+                           Scratch& scratch) {
+        in_runs<4>(rows, [&](auto num_rows, int row) {
+            in_runs<4>(int(shape.head_dim / lanes), [&](auto num_chunks, int chunk) {
+                some_sums<num_rows.value, num_chunks.value>(shape, row, chunk * lanes, tile,
+                                                            scratch);
+            });
+        });
+    }
+
+    template <int num_rows, int num_chunks>
+    static void some_sums(const KvShape& shape, int first_row, int first_dim,
+                          const Tile<bf16>& tile, Scratch& scratch) {
+        __m512 sums[num_rows][num_chunks];
+        float* out = scratch.sums + first_row * shape.head_dim + first_dim;
+        for (int row = 0; row < num_rows; ++row)
+            for (int c = 0; c < num_chunks; ++c)
+                sums[row][c] = _mm512_mul_ps(_mm512_loadu_ps(out + row * shape.head_dim + c * lanes),
+                                             _mm512_set1_ps(scratch.rescale[first_row + row]));
+        for (int key = 0; key < tile.num_keys; key += 2) {
+            const bf16* weights = scratch.weights + first_row * key_tile + key;
+            const bf16* values =
+                tile.values[key / key_group] + key % key_group * shape.head_dim + first_dim * 2;
+            // The last pair may have a key in its lower half alone.
+            const __mmask32 there = key + 1 < tile.num_keys ? 0xffffffff : 0x55555555;
+            __m512bh value[num_chunks];
+            for (int c = 0; c < num_chunks; ++c)
+                value[c] = (__m512bh)_mm512_maskz_loadu_epi16(there, values + c * lanes * 2);
+            for (int row = 0; row < num_rows; ++row) {
+                const __m512bh of_row = splat_pair(weights + row * key_tile);
+                for (int c = 0; c < num_chunks; ++c)
+                    sums[row][c] = _mm512_dpbf16_ps(sums[row][c], value[c], of_row);
+            }
+        }
+        for (int row = 0; row < num_rows; ++row)
+            for (int c = 0; c < num_chunks; ++c)
+                _mm512_storeu_ps(out + row * shape.head_dim + c * lanes, sums[row][c]);
+    }
+};
+
+}  // namespace
+
+const AttentionKernels of_float{false, write_rows<float, float>,
+                                attend_item<LoopProducts<float, 4, 2>>, merge_parts};
+
+const AttentionKernels of_bf16{true, write_rows<bf16, bf16>, attend_item<PairProducts>,
+                               merge_parts};
+
+}  // namespace avx512
+}  // namespace inflight

@@ -1,0 +1,134 @@
+// Before attention: norm and rope of each token's query and key heads, the query buffer filled, K
+// and V stored in their slots.
+#pragma once
+
+#include <cmath>
+
+#include "attention.h"
+#include "common_vectors.h"
+
+namespace inflight {
+namespace {
+
+void load_head(const Heads& heads, bool is_bf16, int64_t token, int64_t head, int64_t size,
+               float* to) {
+    const int64_t at = token * heads.row_stride + head * heads.head_stride;
+    if (is_bf16)
+        for (int64_t i = 0; i < size; i += lanes)
+            store(to + i, load(static_cast<const bf16*>(heads.data) + at + i));
+    else
+        memcpy(to, static_cast<const float*>(heads.data) + at, size * sizeof(float));
+}
+
+float sum_of_squares(const float* head, int64_t size) {
+    f32x16 squares = {};
+    for (int64_t i = 0; i < size; i += lanes) squares += load(head + i) * load(head + i);
+    return sum(squares);
+}
+
+// 1 / root mean square over all heads of a token.
+float row_factor(const Heads& heads, bool is_bf16, int64_t token, int64_t num_heads, int64_t size,
+                 float epsilon) {
+    float head_values[max_head_dim], squares = 0.0f;
+    for (int64_t head = 0; head < num_heads; ++head) {
+        load_head(heads, is_bf16, token, head, size, head_values);
+        squares += sum_of_squares(head_values, size);
+    }
+    return 1.0f / std::sqrt(squares / float(num_heads * size) + epsilon);
+}
+
+void scale_by(const float* weight, float factor, float offset, int64_t size, float* head) {
+    for (int64_t i = 0; i < size; i += lanes)
+        store(head + i, load(head + i) * factor * (load(weight + i) + offset));
+}
+
+// Dimension i turns with dimension i + rotary_dim / 2; the rest stays as it is.
+void rotate(const float* cos_sin, int64_t rotary_dim, float* head) {
+    const int64_t half = rotary_dim / 2;
+    const float *cosine = cos_sin, *sine = cos_sin + half;
+    float *low = head, *high = head + half;
+#pragma omp simd
+    for (int64_t i = 0; i < half; ++i) {
+        const float a = low[i], b = high[i];
+        low[i] = a * cosine[i] - b * sine[i];
+        high[i] = b * cosine[i] + a * sine[i];
+    }
+}
+
+// Reads, norms and turns the query heads, or the key heads, of one token.
+class PreparedHeads {
+public:
+    PreparedHeads(const LayerRules& rules, const RowInputs& in, const Heads& heads,
+                  const float* norm, int64_t num_heads, int64_t size, int64_t token)
+        : rules_(rules), in_(in), heads_(heads), norm_(norm), size_(size), token_(token) {
+        if (norm && rules.norm_spans_heads)
+            row_factor_ = row_factor(heads, in.is_bf16, token, num_heads, size, rules.norm_epsilon);
+    }
+
+    void read(int64_t head, float* to) const {
+        load_head(heads_, in_.is_bf16, token_, head, size_, to);
+        if (norm_ && rules_.norm_spans_heads) {
+            scale_by(norm_ + head * size_, row_factor_, rules_.norm_offset, size_, to);
+        } else if (norm_) {
+            const float mean = sum_of_squares(to, size_) / float(size_);
+            scale_by(norm_, 1.0f / std::sqrt(mean + rules_.norm_epsilon), rules_.norm_offset, size_,
+                     to);
+        }
+        if (rules_.cos_sin)
+            rotate(rules_.cos_sin + in_.positions[token_] * rules_.rotary_dim, rules_.rotary_dim,
+                   to);
+    }
+
+private:
+    const LayerRules& rules_;
+    const RowInputs& in_;
+    const Heads& heads_;
+    const float* norm_;
+    int64_t size_, token_;
+    float row_factor_ = 0.0f;
+};
+
+template <class Storage>
+void store_kv(const KvShape& shape, const float* key, const float* value, int64_t slot, int64_t head,
+              Storage* storage) {
+    constexpr int64_t pair = sizeof(Storage) == 2 ? 2 : 1;
+    const int64_t size = shape.head_dim, per_block = shape.tokens_per_block;
+    const int64_t block = slot / per_block, offset = slot % per_block;
+    Storage* keys = storage + block * block_elements(shape) + head * 2 * panel_elements(shape);
+    Storage* values = keys + panel_elements(shape);
+    for (int64_t i = 0; i < size; i += pair)
+        for (int64_t j = 0; j < pair; ++j)
+            store_one(keys + i * per_block + offset * pair + j, key[i + j]);
+    values += offset / pair * size * pair + offset % pair;
+    for (int64_t i = 0; i < size; ++i) store_one(values + i * pair, value[i]);
+}
+
+template <class Query, class Storage>
+void write_rows(const KvShape& shape, const LayerRules& rules, const RowInputs& in, int64_t begin,
+                int64_t end) {
+    const int64_t size = shape.head_dim, num_kv_heads = shape.num_kv_heads;
+    const int64_t group = rules.num_heads / num_kv_heads;
+    float head_values[max_head_dim], value[max_head_dim];
+    for (int64_t unit = begin; unit < end;) {
+        const int64_t token = unit / num_kv_heads;
+        const PreparedHeads queries(rules, in, in.q, rules.q_norm, rules.num_heads, size, token);
+        const PreparedHeads keys(rules, in, in.k, rules.k_norm, num_kv_heads, size, token);
+        for (; unit < end && unit / num_kv_heads == token; ++unit) {
+            const int64_t kv_head = unit % num_kv_heads;
+            Query* query = static_cast<Query*>(in.query) +
+                           (kv_head * in.num_tokens + token) * group * size;
+            for (int64_t g = 0; g < group; ++g) {
+                queries.read(kv_head * group + g, head_values);
+                for (int64_t i = 0; i < size; i += lanes)
+                    store(query + g * size + i, load(head_values + i));
+            }
+            keys.read(kv_head, head_values);
+            load_head(in.v, in.is_bf16, token, kv_head, size, value);
+            store_kv(shape, head_values, value, in.slots[token], kv_head,
+                     static_cast<Storage*>(in.storage));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace inflight

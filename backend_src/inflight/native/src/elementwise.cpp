@@ -1,0 +1,60 @@
+// The C functions of elementwise.py: rows are split over the thread team when there is enough work.
+#include "elementwise.h"
+
+#include "dispatch.h"
+
+namespace inflight {
+namespace {
+
+// Elements below which a second thread costs more than it does.
+constexpr int64_t worth_a_team = 16384;
+
+template <class Op>
+void over_rows(void (*kernel)(const Op&, int64_t, int64_t), const Op& op, int64_t rows) {
+    const int64_t team = rows * op.width < worth_a_team ? 1 : team_size();
+    if (team == 1) return kernel(op, 0, rows);
+#pragma omp parallel for num_threads(int(team)) schedule(static)
+    for (int64_t part = 0; part < team; ++part)
+        kernel(op, rows * part / team, rows * (part + 1) / team);
+}
+
+constexpr Versions<RmsNormRows> rms_norm{
+    portable::rms_norm_rows, INFLIGHT_IF_AVX2(avx2::rms_norm_rows),
+    INFLIGHT_IF_AVX512(avx512::rms_norm_rows), nullptr};
+constexpr Versions<GatedProductRows> gated{
+    portable::gated_rows, INFLIGHT_IF_AVX2(avx2::gated_rows),
+    INFLIGHT_IF_AVX512(avx512::gated_rows), nullptr};
+constexpr Versions<EmbeddingRows> embedding{
+    portable::embedding_rows, INFLIGHT_IF_AVX2(avx2::embedding_rows),
+    INFLIGHT_IF_AVX512(avx512::embedding_rows), nullptr};
+
+}  // namespace
+}  // namespace inflight
+
+using namespace inflight;
+
+INFLIGHT_API void inflight_rms_norm(float* residual, const float* delta, const float* weight,
+                                    void* out, int64_t rows, int64_t width, float epsilon,
+                                    float weight_offset, int64_t out_is_bf16) {
+    const RmsNorm op{residual, delta, weight, out, width, epsilon, weight_offset, out_is_bf16 != 0};
+    over_rows(rms_norm.chosen(), op, rows);
+}
+
+INFLIGHT_API void inflight_gated_product(const void* gate_up, void* out, int64_t rows,
+                                         int64_t width, int64_t activation, int64_t in_is_bf16,
+                                         int64_t out_is_bf16) {
+    const GatedProduct op{gate_up, out, width, Activation(activation), in_is_bf16 != 0,
+                          out_is_bf16 != 0};
+    over_rows(gated.chosen(), op, rows);
+}
+
+// Returns 0 and writes nothing when an id is not a row of the table.
+INFLIGHT_API int64_t inflight_embed(const void* table, int64_t vocab_size, const int64_t* ids,
+                                    float* out, int64_t rows, int64_t width, float scale,
+                                    int64_t table_is_bf16) {
+    for (int64_t row = 0; row < rows; ++row)
+        if (ids[row] < 0 || ids[row] >= vocab_size) return 0;
+    const Embedding op{table, ids, out, width, scale, table_is_bf16 != 0};
+    over_rows(embedding.chosen(), op, rows);
+    return 1;
+}

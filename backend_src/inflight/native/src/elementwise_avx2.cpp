@@ -1,0 +1,2 @@
+#define INFLIGHT_ISA avx2
+#include "elementwise_kernels.h"

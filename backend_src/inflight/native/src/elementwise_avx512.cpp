@@ -1,0 +1,2 @@
+#define INFLIGHT_ISA avx512
+#include "elementwise_kernels.h"

@@ -1,0 +1,2 @@
+#define INFLIGHT_ISA portable
+#include "elementwise_kernels.h"

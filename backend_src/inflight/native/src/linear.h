@@ -1,0 +1,125 @@
+// y = x W^T for packed weights: the types that the driver and the kernels share.
+//
+// W [n, k] is cut into panels of 32 of its rows, which are 32 columns of y; a panel lies whole in
+// memory and is read front to back. k is padded to a multiple of 32 with zeros, n likewise.
+//
+//   f32    [k][32] float
+//   bf16   [k/2][32][2] bf16: pairs along k, as VDPBF16PS and the tiles of AMX want them
+//   q8_0   k/32 groups, each [8][32][4] bytes (value + 128; fours along k), then 32 half scales
+//   q4_0   k/32 groups, each [4][32][4] bytes of two values, then 32 half scales
+//   q4_1   the same, then 32 half minima
+//
+// A byte of q4 holds in its low half the value at (4 * outer + inner) of its group of 32, and in
+// its high half the one 16 further on: the order of GGUF. q4_0 means scale * (value - 8), q4_1
+// scale * value + minimum, q8_0 scale * value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace inflight {
+
+constexpr int panel_columns = 32;
+constexpr int group_size = 32;  // values along k that share a scale
+constexpr int num_weight_kinds = 5;
+
+// The numbers of both enumerations are those of linear.py.
+enum class WeightKind : int { f32, bf16, q8_0, q4_0, q4_1 };
+enum class Number : int { f32, bf16 };
+
+// Bytes of 32 columns of one group of 32 along k.
+constexpr int64_t group_bytes(WeightKind kind) {
+    switch (kind) {
+        case WeightKind::f32: return 4096;
+        case WeightKind::bf16: return 2048;
+        case WeightKind::q8_0: return 1024 + 64;
+        case WeightKind::q4_0: return 512 + 64;
+        case WeightKind::q4_1: return 512 + 64 + 64;
+    }
+    return 0;
+}
+
+// What a kernel wants the rows of x to be. int8: each group of 32 has its own scale.
+enum class Form : int { f32, bf16, int8 };
+
+// Rows of x, k (padded) values each, without gaps. Of int8 alone: a scale, the sum of the values and
+// scale * sum for each group, [rows][k/32].
+struct Rows {
+    Form form;
+    int64_t k;
+    uint8_t* values;
+    float* scales;
+    float* scaled_sums;
+    int32_t* sums;
+};
+
+constexpr int64_t value_bytes(Form form) {
+    return form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1;
+}
+
+static inline Rows rows_from(const Rows& rows, int64_t first) {
+    Rows later = rows;
+    later.values += first * rows.k * value_bytes(rows.form);
+    if (rows.form != Form::int8) return later;
+    const int64_t groups = first * (rows.k / group_size);
+    later.scales += groups;
+    later.scaled_sums += groups;
+    later.sums += groups;
+    return later;
+}
+
+// tile [num_rows][32] = the rows times one panel.
+using Product = void (*)(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile);
+
+// Writes a panel of quantized weights as one of bf16.
+using Expand = void (*)(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
+
+struct Route {
+    Form form;
+    Product product;
+    Expand expand;  // null: the product takes the panel as it lies
+};
+
+// What becomes of a tile.
+enum class Finish : int { store, add, silu_mul, gelu_tanh_mul, argmax };
+
+struct Output {
+    Finish finish;
+    Number number;
+    void* data;         // [rows][columns]; `add` adds to float
+    int64_t columns;
+    const float* bias;  // by column of the panels, or null
+    float* best;        // [rows], of argmax as the next
+    int32_t* best_ids;
+};
+
+// Where a tile lies in y: its rows, and its 32 columns as the panel that they come from. The
+// products with `mul` take two tiles, of a gate's panel and of the next, and give the columns of
+// half the panel's number.
+struct Place {
+    int64_t first_row, num_rows, panel;
+};
+
+// Writes the first of `rows` from one row of x, `k` values of `number`; zeros from k to rows.k.
+using PrepareRow = void (*)(Number number, const void* x, int64_t k, const Rows& rows);
+
+using FinishTile = void (*)(const Output& output, const Place& place, const float* tile);
+
+struct LinearKernels {
+    PrepareRow prepare;
+    FinishTile finish;
+    Route few[num_weight_kinds];   // by WeightKind: the route of fewer than many_from rows
+    Route many[num_weight_kinds];
+    int64_t many_from[num_weight_kinds];
+};
+
+extern const LinearKernels linear_kernels_portable, linear_kernels_avx2, linear_kernels_avx512,
+    linear_kernels_amx;
+
+void bf16_product_avx512(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile);
+void bf16_product_amx(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile);
+void expand_q8_0_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
+void expand_q4_0_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
+void expand_q4_1_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
+
+}  // namespace inflight

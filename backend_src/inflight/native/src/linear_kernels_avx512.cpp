@@ -1,0 +1,68 @@
+// The linear kernels of AVX-512 with VNNI and BF16.
+#include <immintrin.h>
+
+#include "linear.h"
+#include "linear_finish.h"
+#include "linear_float.h"
+#include "linear_quantized.h"
+#include "linear_rows.h"
+
+namespace inflight {
+namespace {
+
+struct Avx512 {
+    using Floats = __m512;
+    using Ints = __m512i;
+    static constexpr int lanes = 16, block_rows = 6;
+    static constexpr int q8_offset = 128;  // VPDPBUSD takes one side unsigned: the weights
+
+    static Ints load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+    static Ints low_halves(Ints bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+    static Ints high_halves(Ints bytes) { return low_halves(_mm512_srli_epi16(bytes, 4)); }
+    static Ints splat(int32_t value) { return _mm512_set1_epi32(value); }
+    static Floats splat_float(float value) { return _mm512_set1_ps(value); }
+    static Ints dot_q8(Ints sums, Ints weights, int32_t x) {
+        return _mm512_dpbusd_epi32(sums, weights, splat(x));
+    }
+    static Ints dot_q4(Ints sums, Ints weights, int32_t x) { return dot_q8(sums, weights, x); }
+    static Floats to_float(Ints value) { return _mm512_cvtepi32_ps(value); }
+    static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+    static Floats load_halves(const uint8_t* from) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    }
+};
+
+constexpr Route f32_route{Form::f32, float_product<WeightKind::f32>, nullptr};
+constexpr Route bf16_route{Form::bf16, bf16_product_avx512, nullptr};
+constexpr Route q8_0_route{Form::int8, quantized_product<Avx512, WeightKind::q8_0>, nullptr};
+constexpr Route q4_0_route{Form::int8, quantized_product<Avx512, WeightKind::q4_0>, nullptr};
+constexpr Route q4_1_route{Form::int8, quantized_product<Avx512, WeightKind::q4_1>, nullptr};
+
+// From this many rows on AMX wins; measured with tests/benchmarks/native_linear_speed.py.
+constexpr int64_t bf16_tiles_from = 8, q8_tiles_from = 24, q4_tiles_from = 24;
+
+}  // namespace
+
+const LinearKernels linear_kernels_avx512 = {
+    prepare_row,
+    finish_tile,
+    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {0, 0, 0, 0, 0},
+};
+
+// AMX for many rows. Its int8 tiles sum over 64 along k, or half as much at the same cost, and each
+// group's sums then leave the tiles to be scaled; bf16 tiles with the weights expanded do not.
+const LinearKernels linear_kernels_amx = {
+    prepare_row,
+    finish_tile,
+    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {f32_route,
+     {Form::bf16, bf16_product_amx, nullptr},
+     {Form::bf16, bf16_product_amx, expand_q8_0_avx512},
+     {Form::bf16, bf16_product_amx, expand_q4_0_avx512},
+     {Form::bf16, bf16_product_amx, expand_q4_1_avx512}},
+    {0, bf16_tiles_from, q8_tiles_from, q4_tiles_from, q4_tiles_from},
+};
+
+}  // namespace inflight
