@@ -3,8 +3,10 @@
 Runs under whatever Python is found, so it uses nothing that only newer ones have.
 """
 
+import ctypes.util
 import importlib.util
 import os
+import shutil
 import sys
 import sysconfig
 
@@ -17,12 +19,23 @@ def lacks():
     for module in ("venv", "ensurepip"):
         if importlib.util.find_spec(module) is None:
             return "has no module %s (Debian: apt-get install python%s-venv)" % (module, version)
+    if version == "3.13" and not can_compile():
+        return (
+            "has no numpy 1.26 that is already built, which the server's stubs need, and this "
+            "machine has no C++ compiler and Python headers to build it "
+            "(Debian: apt-get install g++ python3.13-dev)"
+        )
     if not has_libpython(version):
         return "has no libpython%s.so.1.0 for the server (Debian: apt-get install libpython%s)" % (
             version,
             version,
         )
     return None
+
+
+def can_compile():
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    return os.path.exists(header) and bool(shutil.which("c++") or shutil.which("g++"))
 
 
 def has_libpython(version):
@@ -32,8 +45,6 @@ def has_libpython(version):
     folders = [os.path.join(sys.base_prefix, "lib"), sysconfig.get_config_var("LIBDIR") or ""]
     if any(os.path.exists(os.path.join(folder, name)) for folder in folders):
         return True
-    import ctypes.util
-
     return ctypes.util.find_library("python" + version) is not None
 
 

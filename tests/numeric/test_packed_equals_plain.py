@@ -9,7 +9,6 @@ from __future__ import annotations
 import pydoc_data.topics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +18,11 @@ from inflight.api import (
     ContextChunkingPolicy,
     ExecutorConfig,
     KvCacheConfig,
+    SamplingConfig,
     SchedulerConfig,
 )
 from inflight.api.config import InflightConfig
-from inflight.checkpoint import prepare_checkpoint
+from inflight.checkpoint import Checkpoint, prepare_checkpoint
 from inflight.executor import Executor
 from inflight.model.factory import load_runner
 from inflight.text.tokenizer import Tokenizer
@@ -43,17 +43,17 @@ class Expected:
 
 
 @pytest.fixture(scope="module")
-def checkpoint_directory() -> Path:
-    return prepare_checkpoint("", "", progress=print).directory
+def checkpoint() -> Checkpoint:
+    return prepare_checkpoint("", "", progress=print)
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint_directory: Path) -> list[Expected]:
+def expected(checkpoint: Checkpoint) -> list[Expected]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint_directory, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.directory, dtype=torch.float32).eval()
     text = "\n".join(pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics))
-    ids = Tokenizer.from_directory(checkpoint_directory).encode(text[:40_000])
+    ids = Tokenizer.from_directory(checkpoint.directory).encode(text[:40_000])
     found = []
     for place, length in enumerate(LENGTHS):
         starts = [(place * PROMPTS_OF_A_LENGTH + i) * 120 for i in range(PROMPTS_OF_A_LENGTH)]
@@ -116,12 +116,16 @@ def config(
 
 
 def run(
-    directory: Path, executor_config: ExecutorConfig, asked: list[Expected]
+    checkpoint: Checkpoint, executor_config: ExecutorConfig, asked: list[Expected]
 ) -> tuple[list[tuple[int, ...]], int]:
     """What the engine answers, and how many pauses there were."""
-    runner = load_runner(directory, InflightConfig(dtype="fp32"))
-    with Executor(runner, executor_config) as executor:
-        outputs = executor.generate([e.prompt for e in asked], max_tokens=NUM_TOKENS)
+    runner = load_runner(checkpoint.directory, InflightConfig(dtype="fp32"))
+    with Executor(runner, executor_config, end_ids=checkpoint.end_ids) as executor:
+        outputs = executor.generate(
+            [e.prompt for e in asked],
+            max_tokens=NUM_TOKENS,
+            sampling_config=SamplingConfig(min_tokens=NUM_TOKENS),
+        )
         pauses = sum(
             stats.inflight_batching_stats.num_paused_requests
             for stats in executor.get_latest_iteration_stats()
@@ -135,13 +139,13 @@ def check(got: list[tuple[int, ...]], asked: list[Expected]) -> None:
         assert tokens[: len(wanted.tokens)] == wanted.tokens
 
 
-def test_all_prompts_in_one_batch(checkpoint_directory: Path, expected: list[Expected]) -> None:
-    got, _ = run(checkpoint_directory, config("guaranteed_no_evict"), expected)
+def test_all_prompts_in_one_batch(checkpoint: Checkpoint, expected: list[Expected]) -> None:
+    got, _ = run(checkpoint, config("guaranteed_no_evict"), expected)
     check(got, expected)
 
 
 def test_all_prompts_with_a_pool_that_forces_pauses(
-    checkpoint_directory: Path, expected: list[Expected]
+    checkpoint: Checkpoint, expected: list[Expected]
 ) -> None:
     squeezed = config(
         "max_utilization",
@@ -150,7 +154,7 @@ def test_all_prompts_with_a_pool_that_forces_pauses(
         tokens_per_block=16,
         num_blocks=90,
     )
-    got, pauses = run(checkpoint_directory, squeezed, expected)
+    got, pauses = run(checkpoint, squeezed, expected)
     assert pauses > 0, "the pool was meant to be too small"
     print(f"{pauses} pauses")
     check(got, expected)
@@ -167,8 +171,8 @@ def test_all_prompts_with_a_pool_that_forces_pauses(
     ids=["static", "small chunks", "block 64", "block 128"],
 )
 def test_some_prompts_in_other_company(
-    checkpoint_directory: Path, expected: list[Expected], executor_config: ExecutorConfig
+    checkpoint: Checkpoint, expected: list[Expected], executor_config: ExecutorConfig
 ) -> None:
     some = expected[::6]
-    got, _ = run(checkpoint_directory, executor_config, some)
+    got, _ = run(checkpoint, executor_config, some)
     check(got, some)

@@ -81,7 +81,10 @@ def test_sigterm_with_an_open_stream_ends_cleanly(tmp_path: Path, checkpoint: Pa
     assert server.stop() == 0, server.log.read_text()[-3000:]
     assert time.monotonic() - began < 25
     stream.close(cancel=True)
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "left running"
+    deadline = time.monotonic() + 3  # whoever adopts an ended process needs a moment to bury it
+    while left := [pid for pid in children if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"left running: {left}"
+        time.sleep(0.05)
     assert shared_memory() <= before
 
 

@@ -48,7 +48,7 @@ def _remedy(missing: list[str]) -> str:
         package = f"libpython{python_version()}"
         return (
             f"apt-get install {package}, or a Python built with --enable-shared "
-            "(pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install), or Python 3.13"
+            "(pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install)"
         )
     return "reinstall the wheel nvidia-pytriton, or look at LD_LIBRARY_PATH"
 

@@ -45,9 +45,9 @@ class ServeOptions:
 def serve(options: ServeOptions) -> None:
     """Serves until a signal asks for the end. Raises StartupError, ConfigError."""
     signal.signal(signal.SIGTERM, _exit_at_once)  # process 1 of a container has no default for it
+    config = resolved_config(options.config_values, options.config_file)
     environment = server_environment(options.config_values, options.config_file)
     installation = _look(options, environment)
-    config = resolved_config(options.config_values, options.config_file)
     checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
     _look_at_resources(checkpoint, config.dtype)
     remove_leftovers()

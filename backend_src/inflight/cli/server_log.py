@@ -21,6 +21,7 @@ _HARMLESS_WITHOUT_GPU = (
     "CudaDriverHelper has not been initialized",
     "Failed to initialize NVML",
     "DCGM unable to start",
+    "unable to create stream for",
 )
 _TELLING_SOURCES = frozenset({"model_lifecycle.cc"})
 

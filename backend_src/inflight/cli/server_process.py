@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,10 +13,9 @@ from inflight.cli import exec_guarded
 from inflight.cli.launch import Launch
 from inflight.cli.processes import Child, children_of, kill_group
 from inflight.cli.server_log import ServerLog
+from inflight.tritonserver.shutdown_signal import SHUTDOWN_SIGNAL
 
 ENGINE_MODEL = "inflight_llm"
-STOP_ANNOUNCEMENT = signal.SIGUSR1
-"""``tritonserver.shutdown_signal`` waits for it in the engine's stub."""
 _PROBE_SECONDS = 2.0
 
 
@@ -89,7 +87,7 @@ class ServerProcess:
         """
         engines = [stub for stub in self._stubs if stub.name == ENGINE_MODEL and stub.is_alive]
         for engine in engines:
-            os.kill(engine.pid, STOP_ANNOUNCEMENT)
+            os.kill(engine.pid, SHUTDOWN_SIGNAL)
         return bool(engines)
 
     def terminate(self) -> None:

@@ -130,8 +130,7 @@ class Supervisor:
                 return _Failure(death, ready_seconds=time.monotonic() - ready_at)
 
     def _stop(self, server: ServerProcess, signals: StopSignals) -> None:
-        """A word to the engine, SIGTERM and patience; what is left then is for SIGKILL, which the
-        caller sends.
+        """A word to the engine, SIGTERM, patience; for what is left then the caller has SIGKILL.
 
         With a gRPC stream open, even an idle one, the server does not exit after its own timeout.
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,11 @@ SUPPORTED_TOKENS_PER_BLOCK = (16, 32, 64, 128)
 MAX_HEAD_DIM = 512
 
 STORAGE_DTYPES = (torch.float32, torch.bfloat16)
+
+# The parameters of the C functions in src/attention.cpp.
+_PLAN = ("inflight_attention_plan", Pointer, Int, Int, Pointer, Pointer, Pointer, Int, Pointer,
+         Pointer)  # fmt: skip
+_ATTEND = ("inflight_attention_attend", Pointer, Pointer, Pointer, Int, Pointer, Pointer, Int)
 
 
 class PackedRows(Protocol):
@@ -69,56 +75,61 @@ class _CHeads(ctypes.Structure):
     ]
 
 
+@dataclass(kw_only=True, eq=False)
 class LayerRules:
-    """How one layer attends; made once, used in every iteration. It keeps its tensors alive."""
+    """How one layer attends; made once, used in every iteration. Tensors are contiguous fp32 on the
+    CPU, and do not change."""
 
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        scale: float,
-        softcap: float | None = None,
-        sliding_window: int | None = None,
-        sinks: Tensor | None = None,
-        cos_sin: Tensor | None = None,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        norm_epsilon: float = 0.0,
-        norm_offset: float = 0.0,
-    ) -> None:
-        """All tensors are contiguous fp32 on the CPU.
+    num_heads: int
+    """Query heads; query head h reads KV head h // (num_heads / num_kv_heads)."""
+    head_dim: int
+    scale: float
+    """Positive. This and the next three are those of ``model.attention.AttentionRules``."""
+    softcap: float | None = None
+    sliding_window: int | None = None
+    sinks: Tensor | None = None
+    cos_sin: Tensor | None = None
+    """[positions, rotary_dim], cosines in the first half of a row and sines in the second: of each
+    query and key head, dimension i turns with i + rotary_dim / 2, and those from rotary_dim on stay
+    as they are. None: no rope."""
+    q_norm: Tensor | None = None
+    """RMSNorm before rope, over each head by itself when there are head_dim weights, and over all
+    heads of the row when there are num_heads * head_dim."""
+    k_norm: Tensor | None = None
+    """As ``q_norm``; both norms are of one kind."""
+    norm_epsilon: float = 0.0
+    """x becomes x / sqrt(mean(x^2) + norm_epsilon) * (weight + norm_offset)."""
+    norm_offset: float = 0.0
+    c_rules: _CRules = field(init=False, repr=False)
 
-        ``scale`` > 0, ``softcap``, ``sliding_window``, ``sinks`` [num_heads]: as in
-        ``AttentionRules``. ``cos_sin`` [positions, rotary_dim], cosines in the first half of a row
-        and sines in the second: in the first rotary_dim dimensions of each query and key head, i
-        turns with i + rotary_dim / 2; None: no rope. ``q_norm``, ``k_norm``: before rope, heads are
-        divided by their root mean square (of x^2 + ``norm_epsilon``) and multiplied by weight +
-        ``norm_offset``; of head_dim weights each head by itself, of num_heads * head_dim (and
-        num_kv_heads * head_dim) the whole row at once.
-        """
-        assert scale > 0
-        self._tensors = (sinks, cos_sin, q_norm, k_norm)
-        for tensor in self._tensors:
+    def __post_init__(self) -> None:
+        assert self.scale > 0
+        assert self.sinks is None or self.sinks.numel() == self.num_heads
+        for tensor in (self.sinks, self.cos_sin, self.q_norm, self.k_norm):
             assert tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous())
-        assert sinks is None or sinks.numel() == num_heads
-        self.num_heads = num_heads
-        self.norm_sizes = tuple(t.numel() if t is not None else None for t in (q_norm, k_norm))
-        self.rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
-        self.max_positions = None if cos_sin is None else cos_sin.shape[0]
+        rotary_dim = 0 if self.cos_sin is None else self.cos_sin.shape[1]
+        assert rotary_dim % 2 == 0 and rotary_dim <= self.head_dim
+        norm_size = self.head_dim if self.q_norm is None else self.q_norm.numel()
+        assert norm_size in (self.head_dim, self.num_heads * self.head_dim)
         self.c_rules = _CRules(
-            num_heads=num_heads,
-            window=sliding_window or 0,
-            rotary_dim=self.rotary_dim,
-            norm_spans_heads=0,
-            sinks=_address(sinks),
-            cos_sin=_address(cos_sin),
-            q_norm=_address(q_norm),
-            k_norm=_address(k_norm),
-            scale=scale,
-            softcap=softcap or 0.0,
-            norm_epsilon=norm_epsilon,
-            norm_offset=norm_offset,
+            num_heads=self.num_heads,
+            window=self.sliding_window or 0,
+            rotary_dim=rotary_dim,
+            norm_spans_heads=norm_size != self.head_dim,
+            sinks=_address(self.sinks),
+            cos_sin=_address(self.cos_sin),
+            q_norm=_address(self.q_norm),
+            k_norm=_address(self.k_norm),
+            scale=self.scale,
+            softcap=self.softcap or 0.0,
+            norm_epsilon=self.norm_epsilon,
+            norm_offset=self.norm_offset,
         )
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions from which on there is no rope table; None: any position will do."""
+        return None if self.cos_sin is None else self.cos_sin.shape[0]
 
 
 def unsupported_reason(*, head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
@@ -154,16 +165,13 @@ class NativeAttention:
         self._shape = (num_layers, num_kv_heads, head_dim)
         self._dtype = dtype
         self._library = library
-        self._bind(library)
+        self._plan = library.function(*_PLAN)
+        self._attend = library.function(*_ATTEND)
         self._handle: int | None = None
         self._storage = torch.empty(0, dtype=dtype)
         self._layer_bytes = self._longest = self._num_tokens = 0
         self._planned: tuple[npt.NDArray[Any], ...] = ()
         self._heads = (_CHeads * 3)()
-
-    def _bind(self, library: NativeLibrary) -> None:
-        self._plan = library.function("inflight_attention_plan", Pointer, *[Int] * 2, *[Pointer] * 3, Int, *[Pointer] * 2)  # fmt: skip
-        self._attend = library.function("inflight_attention_attend", *[Pointer] * 3, Int, *[Pointer] * 2, Int)  # fmt: skip
 
     @property
     def storage(self) -> Tensor:
@@ -233,11 +241,10 @@ class NativeAttention:
         _, num_kv_heads, head_dim = self._shape
         width = (rules.num_heads + 2 * num_kv_heads) * head_dim
         assert qkv.shape == (self._num_tokens, width) and qkv.is_contiguous()
-        start = qkv.data_ptr()
-        for heads, first in zip(self._heads, (0, rules.num_heads, rules.num_heads + num_kv_heads), strict=True):  # fmt: skip
-            heads.data = start + first * head_dim * qkv.itemsize
-            heads.row_stride = width
-            heads.head_stride = head_dim
+        first_heads = (0, rules.num_heads, rules.num_heads + num_kv_heads)
+        for heads, first in zip(self._heads, first_heads, strict=True):
+            heads.data = qkv.data_ptr() + first * head_dim * qkv.itemsize
+            heads.row_stride, heads.head_stride = width, head_dim
         self._call(layer, rules, qkv.dtype, out)
 
     def attend_heads(

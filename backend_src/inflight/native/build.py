@@ -34,7 +34,7 @@ COMPILERS = ("g++", "clang++", "c++")
 
 BASE_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno",
-    "-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi",
+    "-fno-trapping-math", "-ffp-contract=fast", "-w",
 )  # fmt: skip
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")

@@ -80,14 +80,14 @@ class GgufBlocks:
     def without_rope_order(self, num_heads: int) -> GgufBlocks:
         """The rows of a query or key projection in the order of Hugging Face checkpoints.
 
-        llama's GGUF files have the rows of each head's two halves in turn (0, d/2, 1, d/2 + 1, ...),
+        llama's GGUF files take the rows of a head's two halves in turn (0, d/2, 1, d/2 + 1, ...),
         for a rope that rotates neighbours; Hugging Face's rotates row i with row i + d/2. Only rows
         change place, so the weights stay what they are. Raises CheckpointError when the rows cannot
         be so many heads.
         """
         if self.n % (2 * num_heads):
             raise CheckpointError(f"{self.n} rows are not {num_heads} heads of an even size")
-        pairs = self.blocks.unflatten(0, (num_heads, -1, 2))
+        pairs = self.blocks.reshape(num_heads, -1, 2, *self.blocks.shape[1:])
         return replace(self, blocks=pairs.transpose(1, 2).flatten(0, 2))
 
     def dequantize(self) -> Tensor:

@@ -42,13 +42,6 @@ class LinearOps(Protocol):
         """
 
 
-class _Number(IntEnum):
-    """As in ``src/linear.h``."""
-
-    F32 = 0
-    BF16 = 1
-
-
 class _Finish(IntEnum):
     """As in ``src/linear.h``."""
 
@@ -58,12 +51,13 @@ class _Finish(IntEnum):
     GELU_TANH_MUL = 3
 
 
-# Plain ints: every call passes some of them, and an IntEnum is slow to convert.
-_NUMBERS = {torch.float32: int(_Number.F32), torch.bfloat16: int(_Number.BF16)}
-_STORE, _ADD = int(_Finish.STORE), int(_Finish.ADD)
+# As in ``src/linear.h``. These are plain ints because every call passes some of them.
+_NUMBERS = {torch.float32: 0, torch.bfloat16: 1}
+_NUMBERS_OF_X_AND_Y = {(x, y): 2 * _NUMBERS[x] + _NUMBERS[y] for x in _NUMBERS for y in _NUMBERS}
+_STORE, _ADD = 4 * _Finish.STORE, 4 * _Finish.ADD
 _ACTIVATIONS: dict[Activation, int] = {
-    "silu": int(_Finish.SILU_MUL),
-    "gelu_tanh": int(_Finish.GELU_TANH_MUL),
+    "silu": 4 * _Finish.SILU_MUL,
+    "gelu_tanh": 4 * _Finish.GELU_TANH_MUL,
 }
 
 
@@ -71,10 +65,10 @@ class NativeLinear:
     """LinearOps in C++; may be called from several threads at once."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        weights = (Pointer, Pointer, Int, Int, Int)
-        rows = (Pointer, Int, Int)
-        self._linear = library.function("inflight_linear", *weights, *rows, Pointer, Int, Int)
-        self._argmax = library.function("inflight_linear_argmax", *weights, *rows, Pointer)
+        self._linear = library.function("inflight_linear", Pointer, Pointer, Int, Pointer, Int)
+        self._argmax = library.function(
+            "inflight_linear_argmax", Pointer, Pointer, Int, Int, Pointer
+        )
 
     def __call__(
         self, x: Tensor, packed: PackedLinear, out: Tensor, *, accumulate: bool = False
@@ -82,7 +76,9 @@ class NativeLinear:
         assert not packed.is_gate_up
         self._run(x, packed, out, _ADD if accumulate else _STORE)
 
-    def gate_up(self, x: Tensor, packed: PackedLinear, out: Tensor, activation: Activation) -> None:
+    def gate_up(
+        self, x: Tensor, packed: PackedLinear, out: Tensor, activation: Activation
+    ) -> None:
         assert packed.is_gate_up
         self._run(x, packed, out, _ACTIVATIONS[activation])
 
@@ -93,23 +89,17 @@ class NativeLinear:
     def argmax(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert not packed.is_gate_up and x.is_contiguous() and x.shape[1] == packed.k
         ids = torch.empty(len(x), dtype=torch.int32)
-        weights = packed.native_arguments
-        self._argmax(*weights, x.data_ptr(), _NUMBERS[x.dtype], len(x), ids.data_ptr())
+        number = _NUMBERS[x.dtype]
+        self._argmax(packed.native_address, x.data_ptr(), len(x), number, ids.data_ptr())
         return ids
 
     def _run(self, x: Tensor, packed: PackedLinear, out: Tensor, finish: int) -> None:
-        rows, k = x.shape
-        assert k == packed.k and out.shape == (rows, packed.n)
+        # Sizes are compared by count alone: a call must cost a few microseconds at most.
+        num_rows = x.numel() // packed.k
+        assert x.numel() == num_rows * packed.k and out.numel() == num_rows * packed.n
         assert x.is_contiguous() and out.is_contiguous()
-        self._linear(
-            *packed.native_arguments,
-            x.data_ptr(),
-            _NUMBERS[x.dtype],
-            rows,
-            out.data_ptr(),
-            _NUMBERS[out.dtype],
-            finish,
-        )
+        how = finish + _NUMBERS_OF_X_AND_Y[x.dtype, out.dtype]
+        self._linear(packed.native_address, x.data_ptr(), num_rows, out.data_ptr(), how)
 
 
 class TorchLinear:

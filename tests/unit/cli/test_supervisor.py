@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,13 @@ from inflight.cli.shared_memory import SharedMemoryPrefix
 from inflight.cli.supervisor import Supervisor, Timing
 from tests.fakes import fake_tritonserver
 
-QUICK = Timing(ready_deadline=60.0, ready_poll=0.02, watch_poll=0.05, kill_after_exit_timeout=0.3)
+QUICK = Timing(
+    ready_deadline=60.0,
+    ready_poll=0.02,
+    watch_poll=0.05,
+    answer_everyone=0.05,
+    kill_after_exit_timeout=0.3,
+)
 ROOT = Path(__file__).parents[3]
 AT_ONCE = RestartPolicy(first_delay_seconds=0.01)
 
@@ -48,8 +54,12 @@ class Bench:
     port: int = field(default_factory=free_port)
 
     @property
+    def events(self) -> list[str]:
+        return (self.directory / "events").read_text().split()
+
+    @property
     def starts(self) -> int:
-        return (self.directory / "starts").read_text().count("start")
+        return self.events.count("start")
 
     def run(self) -> None:
         shared = self.directory / "shm"
@@ -58,7 +68,7 @@ class Bench:
             arguments = (
                 ("--port", self.port),
                 ("--region", shared / f"{memory.prefix}region"),
-                ("--starts", self.directory / "starts"),
+                ("--events", self.directory / "events"),
                 ("--behave", self.behave),
             )
             words = (str(word) for pair in arguments for word in pair)
@@ -135,6 +145,18 @@ def test_sigterm_lets_the_server_leave_by_itself(bench: Bench) -> None:
     assert bench.said[-1] == "stopped"
 
 
+def test_the_engine_is_told_before_the_server_is_terminated(bench: Bench) -> None:
+    def stop_when_the_engine_listens() -> None:
+        while "listening" not in bench.events:
+            time.sleep(0.02)
+        ask_to_stop()
+
+    bench.timing = replace(QUICK, answer_everyone=1.0)
+    bench.acts = [stop_when_the_engine_listens]
+    bench.run()
+    assert bench.events == ["start", "listening", "told", "terminated"]
+
+
 def test_ctrl_c_is_a_stop_too(bench: Bench) -> None:
     bench.acts = [lambda: os.kill(os.getpid(), signal.SIGINT)]
     bench.run()
@@ -158,7 +180,7 @@ def test_a_server_that_ignores_sigterm_is_killed_in_time(bench: Bench) -> None:
 
 def test_a_second_signal_kills_at_once(bench: Bench) -> None:
     bench.behave = "ignore-sigterm"
-    bench.timing = Timing(ready_poll=0.02, watch_poll=0.05, kill_after_exit_timeout=60)
+    bench.timing = replace(QUICK, kill_after_exit_timeout=60.0)
 
     def stop_twice() -> None:
         ask_to_stop()
@@ -172,7 +194,7 @@ def test_a_second_signal_kills_at_once(bench: Bench) -> None:
 
 def test_a_stop_while_the_server_loads(bench: Bench) -> None:
     bench.behave = "never-ready"
-    bench.timing = Timing(ready_poll=0.02, still_loading=0.3, kill_after_exit_timeout=0.3)
+    bench.timing = replace(QUICK, still_loading=0.3)
     bench.said = StoppingList()
     bench.run()
     assert bench.said[0].startswith("still loading")
@@ -228,7 +250,7 @@ def test_a_first_start_that_fails_says_what_the_log_says(bench: Bench) -> None:
 
 def test_readiness_has_a_deadline(bench: Bench) -> None:
     bench.behave = "never-ready"
-    bench.timing = Timing(ready_deadline=0.3, ready_poll=0.02)
+    bench.timing = replace(QUICK, ready_deadline=0.3)
     with pytest.raises(StartupError, match="the server was not ready after"):
         bench.run()
 

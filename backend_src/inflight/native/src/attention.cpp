@@ -16,8 +16,6 @@
 namespace inflight {
 namespace {
 
-// Rows from which tiles pay for their set-up.
-constexpr int64_t rows_for_tiles = 9;
 // Cost of an iteration below which one thread is faster than a team.
 constexpr int64_t worth_a_team = 512;
 
@@ -28,7 +26,7 @@ constexpr Versions<const AttentionKernels*> of_bf16{
     &portable::of_bf16, INFLIGHT_IF_AVX2(&avx2::of_bf16), INFLIGHT_IF_AVX512(&avx512::of_bf16),
     nullptr};
 using Attend = void (*)(const LayerCall&, const WorkItem&, Scratch&);
-constexpr Attend with_tiles = INFLIGHT_IF_AMX(amx::attend_many);
+constexpr Attend with_tiles = INFLIGHT_IF_AMX(amx::attend);
 
 // Memory that grows and is not kept when it does.
 class Buffer {
@@ -118,7 +116,7 @@ private:
              const Work& work) {
         const AttentionKernels& kernels =
             storage_is_bf16_ ? *of_bf16.chosen() : *of_float.chosen();
-        const Attend attend_many = fits_tiles() ? with_tiles : kernels.attend;
+        const Attend attend = fits_tiles() ? with_tiles : kernels.attend;
         const int64_t units = num_tokens_ * shape_.num_kv_heads;
         const int team = work.cost < worth_a_team ? 1 : team_size();
         auto* scratch = static_cast<Scratch*>(scratch_.at_least(team * sizeof(Scratch)));
@@ -129,11 +127,8 @@ private:
             kernels.write_rows(shape_, rules, in, units * thread / threads,
                                units * (thread + 1) / threads);
 #pragma omp barrier
-            for (size_t i; (i = next_item++) < work.items.size();) {
-                const WorkItem& item = work.items[i];
-                const bool many = item.num_rows >= rows_for_tiles;
-                (many ? attend_many : kernels.attend)(call, item, scratch[thread]);
-            }
+            for (size_t i; (i = next_item++) < work.items.size();)
+                attend(call, work.items[i], scratch[thread]);
             if (!work.merges.empty()) {
 #pragma omp barrier
                 for (size_t i; (i = next_merge++) < work.merges.size();)

@@ -134,9 +134,8 @@ INFLIGHT_DECLARE_ATTENTION(avx512)
 #undef INFLIGHT_DECLARE_ATTENTION
 
 namespace amx {
-// In place of avx512::of_bf16.attend, for many rows; head_dim and tokens_per_block are multiples of
-// 32.
-void attend_many(const LayerCall&, const WorkItem&, Scratch&);
+// In place of avx512::of_bf16.attend; head_dim and tokens_per_block are multiples of 32.
+void attend(const LayerCall&, const WorkItem&, Scratch&);
 }
 
 }  // namespace inflight

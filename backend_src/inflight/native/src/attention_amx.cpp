@@ -1,5 +1,5 @@
-// bf16 storage, many rows: products of 16 x 32 and 32 x 16 tiles. Takes head sizes and blocks that
-// are multiples of 32.
+// bf16 storage: products of 16 x 32 and 32 x 16 tiles. Takes head sizes and blocks that are multiples
+// of 32.
 #include <immintrin.h>
 
 #include "attention_flash.h"
@@ -21,10 +21,20 @@ struct alignas(64) TileConfiguration {
 struct Factors {
     const bf16* at;
     int64_t step, stride;
+    const bf16* ahead = nullptr;  // factors that come next, to be fetched meanwhile
 };
+
+inline void prefetch(const bf16* at, const Factors& like) {
+    for (int row = 0; row < tile_rows; ++row) {
+        const char* line = reinterpret_cast<const char*>(at) + row * like.stride;
+        _mm_prefetch(line, _MM_HINT_T1);
+        _mm_prefetch(line + like.step * sizeof(bf16), _MM_HINT_T1);
+    }
+}
 
 // Adds left . right to tiles 0-3, or to 0 and 1 where there is one half of the rows alone.
 inline void multiply(bool both_halves, const Factors& left, const Factors& right) {
+    if (right.ahead) prefetch(right.ahead, right);
     _tile_loadd(4, left.at, left.stride);
     _tile_loadd(6, right.at, right.stride);
     _tile_dpbf16ps(0, 4, 6);
@@ -67,19 +77,29 @@ struct TileProducts {
 
     static void end() { _tile_release(); }
 
+    // Few rows wait for memory, and many for the arithmetic: only the few fetch ahead.
+    static const Tile<bf16>* to_fetch(const Tile<bf16>& tile, int group, int rows) {
+        const Tile<bf16>* next = tile.next;
+        return next && group < next->num_groups && rows <= tile_rows ? next : nullptr;
+    }
+
     // Whole tiles of rows are read and written; the query buffer and the scratch have room for it.
     static void scores(const KvShape& shape, const bf16* query, int rows, const Tile<bf16>& tile,
                        float* scores) {
         const int64_t size = shape.head_dim, per_block = shape.tokens_per_block;
         const bool both_halves = rows > tile_rows;
         for (int group = 0; group < tile.num_groups; group += 2) {
+            const Tile<bf16>* next = to_fetch(tile, group, rows);
             _tile_zero(0);
             _tile_zero(1);
             _tile_zero(2);
             _tile_zero(3);
-            for (int64_t i = 0; i < size; i += tile_depth)
+            for (int64_t i = 0; i < size; i += tile_depth) {
+                const int64_t at = i * per_block;
                 multiply(both_halves, {query + i, tile_rows * size, size * 2},
-                         {tile.keys[group] + i * per_block, key_group * 2, per_block * 4});
+                         {tile.keys[group] + at, key_group * 2, per_block * 4,
+                          next ? next->keys[group] + at : nullptr});
+            }
             store_sums(both_halves, scores + group * key_group, key_tile);
         }
     }
@@ -94,10 +114,13 @@ struct TileProducts {
             values[group / 2] = whole_values(shape, tile, group, scratch);
         for (int64_t dim = 0; dim < size; dim += 2 * lanes) {
             load_sums(both_halves, scratch.sums + dim, size);
-            for (int group = 0; group < tile.num_groups; group += 2)
+            for (int group = 0; group < tile.num_groups; group += 2) {
+                const Tile<bf16>* next = to_fetch(tile, group, rows);
                 multiply(both_halves,
                          {scratch.weights + group * key_group, tile_rows * key_tile, key_tile * 2},
-                         {values[group / 2] + dim * 2, lanes * 2, size * 4});
+                         {values[group / 2] + dim * 2, lanes * 2, size * 4,
+                          next ? next->values[group] + dim * 2 : nullptr});
+            }
             store_sums(both_halves, scratch.sums + dim, size);
         }
     }
@@ -128,7 +151,7 @@ struct TileProducts {
 
 }  // namespace
 
-void attend_many(const LayerCall& call, const WorkItem& item, Scratch& scratch) {
+void attend(const LayerCall& call, const WorkItem& item, Scratch& scratch) {
     attend_item<TileProducts>(call, item, scratch);
 }
 

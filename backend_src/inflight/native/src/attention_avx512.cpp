@@ -29,21 +29,31 @@ struct PairProducts {
             // As many sums as registers hold beside the keys: enough to hide the latency.
             constexpr int at_once = num_rows.value > 4 ? 2 : 4;
             in_runs<at_once>(tile.num_groups, [&](auto num_groups, int group) {
+                const bool fetch = row == 0 && can_fetch(tile, group + num_groups.value);
                 some_scores<num_rows.value, num_groups.value>(
                     shape, query + row * shape.head_dim, tile.keys + group,
+                    fetch ? tile.next->keys + group : nullptr,
                     scores + row * key_tile + group * key_group);
             });
         });
     }
 
+    // Whether the next tile has that many groups, to be fetched while this one is worked on.
+    static bool can_fetch(const Tile<bf16>& tile, int num_groups) {
+        return tile.next && num_groups <= tile.next->num_groups;
+    }
+
     template <int num_rows, int num_groups>
     static void some_scores(const KvShape& shape, const bf16* query, const bf16* const* keys,
-                            float* scores) {
+                            const bf16* const* ahead, float* scores) {
         __m512 sums[num_rows][num_groups] = {};
         for (int64_t i = 0; i < shape.head_dim; i += 2) {
+            const int64_t at = i * shape.tokens_per_block;
             __m512bh key[num_groups];
-            for (int g = 0; g < num_groups; ++g)
-                key[g] = load_pairs(keys[g] + i * shape.tokens_per_block);
+            for (int g = 0; g < num_groups; ++g) {
+                key[g] = load_pairs(keys[g] + at);
+                if (ahead) _mm_prefetch(ahead[g] + at, _MM_HINT_T1);
+            }
             for (int row = 0; row < num_rows; ++row) {
                 const __m512bh of_row = splat_pair(query + row * shape.head_dim + i);
                 for (int g = 0; g < num_groups; ++g)
@@ -75,11 +85,15 @@ struct PairProducts {
                 sums[row][c] = _mm512_mul_ps(_mm512_loadu_ps(out + row * shape.head_dim + c * lanes),
                                              _mm512_set1_ps(scratch.rescale[first_row + row]));
         for (int key = 0; key < tile.num_keys; key += 2) {
+            const int group = key / key_group;
+            const int64_t at = key % key_group * shape.head_dim + first_dim * 2;
             const bf16* weights = scratch.weights + first_row * key_tile + key;
-            const bf16* values =
-                tile.values[key / key_group] + key % key_group * shape.head_dim + first_dim * 2;
+            const bf16* values = tile.values[group] + at;
             // The last pair may have a key in its lower half alone.
             const __mmask32 there = key + 1 < tile.num_keys ? 0xffffffff : 0x55555555;
+            if (first_row == 0 && can_fetch(tile, group + 1))
+                for (int c = 0; c < num_chunks; ++c)
+                    _mm_prefetch(tile.next->values[group] + at + c * lanes * 2, _MM_HINT_T1);
             __m512bh value[num_chunks];
             for (int c = 0; c < num_chunks; ++c)
                 value[c] = (__m512bh)_mm512_maskz_loadu_epi16(there, values + c * lanes * 2);

@@ -21,6 +21,7 @@ struct Tile {
     const Storage* keys[max_groups];
     const Storage* values[max_groups];
     int num_groups, num_keys;
+    const Tile* next;  // the tile after this one: a kernel may ask for its memory early; or null
 };
 
 // Lower than every score, and still a number: a row that has seen no key yet can be rescaled.
@@ -35,6 +36,7 @@ Tile<typename Products::Storage> tile_at(const LayerCall& call, const WorkItem& 
     using Storage = typename Products::Storage;
     const KvShape& shape = call.shape;
     Tile<Storage> tile;
+    tile.next = nullptr;
     tile.num_keys = int(item.key_end - first_key < key_tile ? item.key_end - first_key : key_tile);
     constexpr int multiple = Products::group_multiple;
     tile.num_groups = (tile.num_keys + key_group * multiple - 1) / (key_group * multiple) * multiple;
@@ -61,15 +63,17 @@ void hide(const LayerCall& call, const WorkItem& item, int64_t first_key, int nu
           float* scores) {
     const int64_t window = call.rules->window;
     const int width = num_groups * key_group;
+    const auto in_tile = [&](int64_t key) {
+        return int(key < first_key ? 0 : key > first_key + width ? width : key - first_key);
+    };
     for (int row = 0; row < item.num_rows; ++row) {
         const int64_t position = position_of(call, item, row);
-        const int64_t end = position + 1 < item.key_end ? position + 1 : item.key_end;
-        const int64_t begin = window && position - window + 1 > 0 ? position - window + 1 : 0;
+        const int end = in_tile(position + 1 < item.key_end ? position + 1 : item.key_end);
+        const int begin = window ? in_tile(position - window + 1) : 0;
         float* of_row = scores + row * key_tile;
-        for (int i = 0; i < width; ++i) {
-            const int64_t key = first_key + i;
-            of_row[i] = key >= begin && key < end ? of_row[i] : -__builtin_inff();
-        }
+#pragma omp simd
+        for (int i = 0; i < width; ++i)
+            of_row[i] = i >= begin && i < end ? of_row[i] : -__builtin_inff();
     }
 }
 
@@ -116,15 +120,22 @@ void soften(int rows, int num_groups, float factor, Scratch& scratch) {
         store(scratch.tops + row, now);
         store(scratch.rescale + row, exp2(before - now));
     }
-    Weight* weights = weights_of<Weight>(scratch);
     for (int row = 0; row < rows; ++row) {
         const float* scores = scratch.scores + row * key_tile;
+        Weight* weights = weights_of<Weight>(scratch) + row * key_tile;
         const float top = scratch.tops[row];
         f32x16 total = load(scratch.totals[row]) * scratch.rescale[row];
-        for (int g = 0; g < num_groups; ++g) {
-            const f32x16 weight = exp2<precision>(load(scores + g * key_group) * factor - top);
+        int i = 0;
+        for (; i + 2 * key_group <= num_groups * key_group; i += 2 * key_group) {
+            const f32x16 a = exp2<precision>(load(scores + i) * factor - top);
+            const f32x16 b = exp2<precision>(load(scores + i + key_group) * factor - top);
+            total += a + b;
+            store_two(weights + i, a, b);
+        }
+        if (i < num_groups * key_group) {
+            const f32x16 weight = exp2<precision>(load(scores + i) * factor - top);
             total += weight;
-            store(weights + row * key_tile + g * key_group, weight);
+            store(weights + i, weight);
         }
         store(scratch.totals[row], total);
     }
@@ -185,8 +196,13 @@ void attend_item(const LayerCall& call, const WorkItem& item, Scratch& scratch) 
     memset(scratch.totals, 0, rows * sizeof scratch.totals[0]);
     memset(scratch.sums, 0, rows * size * sizeof(float));
     Products::begin();
+    auto next = tile_at<Products>(call, item, item.key_begin);
     for (int64_t key = item.key_begin; key < item.key_end; key += key_tile) {
-        const auto tile = tile_at<Products>(call, item, key);
+        auto tile = next;
+        if (key + key_tile < item.key_end) {
+            next = tile_at<Products>(call, item, key + key_tile);
+            tile.next = &next;
+        }
         Products::scores(call.shape, query, int(rows), tile, scratch.scores);
         if (rules.softcap != 0.0f)
             cap(rules.softcap, rules.scale, int(rows), tile.num_groups, scratch.scores);

@@ -95,12 +95,13 @@ void store_kv(const KvShape& shape, const float* key, const float* value, int64_
     const int64_t size = shape.head_dim, per_block = shape.tokens_per_block;
     const int64_t block = slot / per_block, offset = slot % per_block;
     Storage* keys = storage + block * block_elements(shape) + head * 2 * panel_elements(shape);
-    Storage* values = keys + panel_elements(shape);
+    Storage* values = keys + panel_elements(shape) + offset / pair * size * pair + offset % pair;
+    Storage rounded[max_head_dim];
+    for (int64_t i = 0; i < size; i += lanes) store(rounded + i, load(key + i));
     for (int64_t i = 0; i < size; i += pair)
-        for (int64_t j = 0; j < pair; ++j)
-            store_one(keys + i * per_block + offset * pair + j, key[i + j]);
-    values += offset / pair * size * pair + offset % pair;
-    for (int64_t i = 0; i < size; ++i) store_one(values + i * pair, value[i]);
+        memcpy(keys + i * per_block + offset * pair, rounded + i, pair * sizeof(Storage));
+    for (int64_t i = 0; i < size; i += lanes) store(rounded + i, load(value + i));
+    for (int64_t i = 0; i < size; ++i) values[i * pair] = rounded[i];
 }
 
 template <class Query, class Storage>

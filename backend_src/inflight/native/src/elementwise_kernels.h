@@ -31,8 +31,9 @@ void norm_row(const RmsNorm& op, int64_t row) {
 
 f32x16 activated(Activation activation, f32x16 x) {
     if (activation == Activation::silu) return x / (1.0f + exp(-x));
-    // sqrt(2 / pi)
-    return 0.5f * x * (1.0f + tanh(0.797884561f * (x + 0.044715f * x * x * x)));
+    // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), without the loss of digits near u = -1;
+    // 1.595769122 = 2 * sqrt(2 / pi)
+    return x / (1.0f + exp(-1.595769122f * (x + 0.044715f * x * x * x)));
 }
 
 template <class In, class Out>

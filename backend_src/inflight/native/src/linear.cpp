@@ -60,15 +60,31 @@ void start_best(float* best, int32_t* best_ids, int64_t num_rows) {
     std::fill_n(best_ids, num_rows, 0);
 }
 
+// PackedLinear as it is called from Python; the fields are those of packed.py.
+struct PackedLinear {
+    const uint8_t* panels;
+    const float* bias;
+    int64_t kind;
+    int64_t columns;  // of y
+    int64_t k;
+    int64_t panels_per_task;  // 2 for a gate and up
+};
+
 struct Weights {
     WeightKind kind;
-    int64_t n, k;  // of the panels: n padded
     const uint8_t* panels;
-    int64_t panels_per_task;  // 2 for a gate and up
+    int64_t k;  // padded
+    int64_t panels_per_task, num_tasks;
+
+    explicit Weights(const PackedLinear& packed)
+        : kind(WeightKind(packed.kind)),
+          panels(packed.panels),
+          k(round_up(packed.k, group_size)),
+          panels_per_task(packed.panels_per_task),
+          num_tasks(round_up(packed.columns, panel_columns) / panel_columns) {}
 
     int64_t panel_bytes() const { return k / group_size * group_bytes(kind); }
     const uint8_t* panel(int64_t index) const { return panels + index * panel_bytes(); }
-    int64_t num_tasks() const { return n / panel_columns / panels_per_task; }
 };
 
 struct Activations {
@@ -94,10 +110,10 @@ public:
           route_(choose_route()), rows_(place_rows()), chunk_rows_(choose_chunk()) {}
 
     void run() {
-        const bool prepared = x_.are(route_.form, weights_.k);
+        const bool prepared = rows_.values == x_.values;
         const bool serial = x_.num_rows < serial_rows;
         if (!prepared && serial) prepare(0, x_.num_rows);
-        const int64_t num_tasks = num_chunks() * weights_.num_tasks();
+        const int64_t num_tasks = num_chunks() * weights_.num_tasks;
         const int64_t grain = choose_grain(num_tasks);
 #pragma omp parallel num_threads(team_size())
         {
@@ -106,9 +122,11 @@ public:
                 for (int64_t row = 0; row < x_.num_rows; ++row) prepare(row, row + 1);
             }
             Output output = own_output();
+            if (route_.begin) route_.begin();
 #pragma omp for schedule(monotonic : dynamic, grain) nowait
             for (int64_t task = 0; task < num_tasks; ++task)
-                compute(output, task / weights_.num_tasks(), task % weights_.num_tasks());
+                compute(output, task / weights_.num_tasks, task % weights_.num_tasks);
+            if (route_.end) route_.end();
             if (output.finish == Finish::argmax) {
 #pragma omp critical(inflight_argmax)
                 merge_best(output);
@@ -124,17 +142,17 @@ private:
     }
 
     // Where the prepared rows lie: x itself where nothing is to be prepared, else the scratch of
-    // the calling thread.
+    // the calling thread. What is there beyond the last row of x is of no account.
     Rows place_rows() const {
         Rows rows{route_.form, weights_.k, nullptr, nullptr, nullptr, nullptr};
-        if (x_.are(route_.form, weights_.k)) {
+        const int64_t num_rows = round_up(x_.num_rows, route_.row_unit);
+        if (x_.are(route_.form, weights_.k) && num_rows == x_.num_rows) {
             rows.values = static_cast<uint8_t*>(const_cast<void*>(x_.values));  // only read
             return rows;
         }
         static thread_local Scratch scratch;
-        const int64_t values = x_.num_rows * weights_.k * value_bytes(route_.form);
-        const int64_t groups =
-            route_.form == Form::int8 ? x_.num_rows * (weights_.k / group_size) : 0;
+        const int64_t values = num_rows * weights_.k * value_bytes(route_.form);
+        const int64_t groups = route_.form == Form::int8 ? num_rows * (weights_.k / group_size) : 0;
         rows.values = scratch.at_least(values + 12 * groups);
         rows.scales = reinterpret_cast<float*>(rows.values + values);
         rows.scaled_sums = rows.scales + groups;
@@ -147,10 +165,10 @@ private:
         int64_t rows = std::clamp(chunk_bytes / row_bytes, least_chunk_rows, most_chunk_rows);
         const auto chunks_of = [&](int64_t size) { return (x_.num_rows + size - 1) / size; };
         while (rows > least_chunk_rows &&
-               chunks_of(rows) * weights_.num_tasks() < tasks_per_thread * team_size())
+               chunks_of(rows) * weights_.num_tasks < tasks_per_thread * team_size())
             rows /= 2;
         const int64_t even = (x_.num_rows + chunks_of(rows) - 1) / chunks_of(rows);
-        return round_up(even, 32);
+        return round_up(even, route_.block_rows);
     }
 
     int64_t num_chunks() const { return (x_.num_rows + chunk_rows_ - 1) / chunk_rows_; }
@@ -168,23 +186,29 @@ private:
     }
 
     void compute(const Output& output, int64_t chunk, int64_t task) const {
-        static thread_local Scratch tiles, expanded;
-        const int64_t first_row = chunk * chunk_rows_;
-        const int64_t num_rows = std::min(chunk_rows_, x_.num_rows - first_row);
-        const int64_t tile_size = num_rows * panel_columns;
         const int64_t first_panel = task * weights_.panels_per_task;
-        auto* tile = reinterpret_cast<float*>(
-            tiles.at_least(weights_.panels_per_task * tile_size * int64_t(sizeof(float))));
-        for (int64_t i = 0; i < weights_.panels_per_task; ++i) {
-            const uint8_t* panel = weights_.panel(first_panel + i);
-            if (route_.expand) {
-                uint8_t* target = expanded.at_least(weights_.k * panel_columns * 2);
-                route_.expand(panel, weights_.k, target);
-                panel = target;
-            }
-            route_.product(rows_from(rows_, first_row), num_rows, panel, tile + i * tile_size);
+        const uint8_t* panels[2];
+        for (int64_t i = 0; i < weights_.panels_per_task; ++i)
+            panels[i] = usable_panel(first_panel + i, i);
+        const int64_t end = std::min((chunk + 1) * chunk_rows_, x_.num_rows);
+        for (int64_t row = chunk * chunk_rows_; row < end; row += route_.block_rows) {
+            alignas(alignment) float tiles[2 * most_block_rows * panel_columns];
+            const Place place{row, std::min(route_.block_rows, end - row), first_panel};
+            for (int64_t i = 0; i < weights_.panels_per_task; ++i)
+                route_.product(rows_from(rows_, row), place.num_rows, panels[i],
+                               tiles + i * most_block_rows * panel_columns);
+            kernels_.finish(output, place, tiles);
         }
-        kernels_.finish(output, {first_row, num_rows, first_panel}, tile);
+    }
+
+    const uint8_t* usable_panel(int64_t index, int64_t slot) const {
+        static thread_local Scratch expanded;
+        const uint8_t* panel = weights_.panel(index);
+        if (!route_.expand) return panel;
+        const int64_t size = weights_.k * panel_columns * 2;
+        uint8_t* target = expanded.at_least(weights_.panels_per_task * size) + slot * size;
+        route_.expand(panel, weights_.k, target);
+        return target;
     }
 
     // Each thread looks for its own largest value.
@@ -210,9 +234,9 @@ private:
     }
 
     const LinearKernels& kernels_;
-    const Weights& weights_;
-    const Activations& x_;
-    const Output& output_;
+    const Weights weights_;
+    const Activations x_;
+    const Output output_;
     const Route route_;
     const Rows rows_;
     const int64_t chunk_rows_;
@@ -223,44 +247,24 @@ private:
 
 using namespace inflight;
 
-namespace {
-
-// x [num_rows][k] of `number`; weights of `columns` columns, twice that of a gate and up.
-struct Arguments {
-    const uint8_t* panels;
-    const float* bias;
-    int64_t kind, columns, k;
-    const void* x;
-    int64_t x_number, num_rows;
-};
-
-void run(const Arguments& a, const Output& output) {
-    const bool is_product =
-        output.finish == Finish::silu_mul || output.finish == Finish::gelu_tanh_mul;
-    const int64_t panels_per_task = is_product ? 2 : 1;
-    const Weights weights{WeightKind(a.kind), panels_per_task * round_up(a.columns, panel_columns),
-                          round_up(a.k, group_size), a.panels, panels_per_task};
-    const Activations x{Number(a.x_number), a.x, a.num_rows, a.k};
-    if (x.num_rows > 0) Linear(weights, x, output).run();
-}
-
-}  // namespace
-
-// y [num_rows][columns] of y_number. `finish` is a Finish other than argmax.
-INFLIGHT_API void inflight_linear(const uint8_t* panels, const float* bias, int64_t kind,
-                                  int64_t columns, int64_t k, const void* x, int64_t x_number,
-                                  int64_t num_rows, void* y, int64_t y_number, int64_t finish) {
-    const Output output{Finish(finish), Number(y_number), y, columns, bias, nullptr, nullptr};
-    run({panels, bias, kind, columns, k, x, x_number, num_rows}, output);
+// y [num_rows][columns] from x [num_rows][k]. `how` is 4 * finish + 2 * number of x + number of y;
+// any finish but argmax.
+INFLIGHT_API void inflight_linear(const PackedLinear* packed, const void* x, int64_t num_rows,
+                                  void* y, int64_t how) {
+    if (num_rows == 0) return;
+    const Output output{Finish(how / 4), Number(how % 2), y,      packed->columns,
+                        packed->bias,    nullptr,         nullptr};
+    Linear(Weights(*packed), {Number(how / 2 % 2), x, num_rows, packed->k}, output).run();
 }
 
 // ids [num_rows] = the column of each row's largest value, the lowest of equal ones.
-INFLIGHT_API void inflight_linear_argmax(const uint8_t* panels, const float* bias, int64_t kind,
-                                         int64_t columns, int64_t k, const void* x,
-                                         int64_t x_number, int64_t num_rows, int32_t* ids) {
+INFLIGHT_API void inflight_linear_argmax(const PackedLinear* packed, const void* x,
+                                         int64_t num_rows, int64_t x_number, int32_t* ids) {
+    if (num_rows == 0) return;
     static thread_local Scratch scratch;
     auto* best = reinterpret_cast<float*>(scratch.at_least(num_rows * int64_t(sizeof(float))));
     start_best(best, ids, num_rows);
-    const Output output{Finish::argmax, Number::f32, nullptr, columns, bias, best, ids};
-    run({panels, bias, kind, columns, k, x, x_number, num_rows}, output);
+    const Output output{Finish::argmax, Number::f32, nullptr, packed->columns,
+                        packed->bias,   best,        ids};
+    Linear(Weights(*packed), {Number(x_number), x, num_rows, packed->k}, output).run();
 }

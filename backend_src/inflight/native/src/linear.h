@@ -74,11 +74,23 @@ using Product = void (*)(const Rows& rows, int64_t num_rows, const uint8_t* pane
 // Writes a panel of quantized weights as one of bf16.
 using Expand = void (*)(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
 
+// One way to compute a product.
 struct Route {
     Form form;
     Product product;
-    Expand expand;  // null: the product takes the panel as it lies
+    int64_t block_rows;  // it is called for at most so many rows, so that the tile stays near
+    int64_t row_unit;    // it reads and writes whole multiples of this many
+    Expand expand;       // null: it takes the panel as it lies
+    void (*begin)();     // what a thread calls before its first product and after its last, or null
+    void (*end)();
 };
+
+constexpr int64_t most_block_rows = 48;
+
+// A way that reads the panel as it lies. 48 rows: whole blocks of registers of all kernels.
+constexpr Route direct(Form form, Product product) {
+    return {form, product, most_block_rows, 1, nullptr, nullptr, nullptr};
+}
 
 // What becomes of a tile.
 enum class Finish : int { store, add, silu_mul, gelu_tanh_mul, argmax };
@@ -94,8 +106,8 @@ struct Output {
 };
 
 // Where a tile lies in y: its rows, and its 32 columns as the panel that they come from. The
-// products with `mul` take two tiles, of a gate's panel and of the next, and give the columns of
-// half the panel's number.
+// ones with `mul` take two tiles, of a gate's panel and of the next, most_block_rows apart, and give
+// the columns of half the panel's number.
 struct Place {
     int64_t first_row, num_rows, panel;
 };
@@ -118,6 +130,8 @@ extern const LinearKernels linear_kernels_portable, linear_kernels_avx2, linear_
 
 void bf16_product_avx512(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile);
 void bf16_product_amx(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile);
+void begin_tiles_amx();
+void end_tiles_amx();
 void expand_q8_0_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
 void expand_q4_0_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
 void expand_q4_1_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);

@@ -3,33 +3,30 @@
 #include <immintrin.h>
 
 #include "linear.h"
+#include "linear_blocks.h"
 
 namespace inflight {
 namespace {
 
 constexpr int tile_rows = 16;
 constexpr int64_t tile_row_bytes = 64;
-constexpr int64_t sums_stride = 4 * panel_columns, weights_stride = 4 * panel_columns;
+constexpr int64_t panel_stride = 4 * panel_columns;  // also that of the sums
 constexpr int64_t step_bytes = group_bytes(WeightKind::bf16);
 
-// The operand of LDTILECFG. Tiles 0 and 1 are sums of the upper rows, 2 and 3 of the lower; 4 and 5
-// the rows of x, 6 and 7 the weights.
+// The operand of LDTILECFG: eight tiles of 16 rows of 64 bytes. Loading it takes as long as a dozen
+// products, so it is loaded once for a call, and the rest of the rows fills a tile as well.
 struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
 };
 
-void configure(int upper, int lower) {
-    const int rows[8] = {upper, upper, lower, lower, upper, lower, tile_rows, tile_rows};
-    TileConfig config;
-    for (int i = 0; i < 8; ++i) {
-        config.row_bytes[i] = rows[i] ? tile_row_bytes : 0;
-        config.rows[i] = uint8_t(rows[i]);
-    }
-    _tile_loadconfig(&config);
-}
+// A constant: GCC's intrinsic claims to read 8 bytes of it, so writes to a local one may vanish.
+const TileConfig tile_config = {
+    1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
+// Tiles 0 and 1 are sums of the upper 16 rows, 2 and 3 of the lower; 4 and 5 the rows of x, which
+// are loaded so that they do not drive the panel out of the first-level cache; 6 and 7 the weights.
 template <bool has_lower>
 void amx_block(const uint8_t* x, int64_t k, const uint8_t* panel, float* tile) {
     const int64_t x_stride = 2 * k;
@@ -41,45 +38,38 @@ void amx_block(const uint8_t* x, int64_t k, const uint8_t* panel, float* tile) {
         _tile_zero(3);
     }
     for (int64_t step = 0; step < k / 32; ++step, panel += step_bytes) {
-        _tile_loadd(4, x + step * tile_row_bytes, x_stride);
-        _tile_loadd(6, panel, weights_stride);
-        _tile_loadd(7, panel + tile_row_bytes, weights_stride);
+        prefetch_ahead<step_bytes>(panel);
+        _tile_stream_loadd(4, x + step * tile_row_bytes, x_stride);
+        _tile_loadd(6, panel, panel_stride);
+        _tile_loadd(7, panel + tile_row_bytes, panel_stride);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if constexpr (has_lower) {
-            _tile_loadd(5, lower_x + step * tile_row_bytes, x_stride);
+            _tile_stream_loadd(5, lower_x + step * tile_row_bytes, x_stride);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
     }
     float* lower_tile = tile + tile_rows * panel_columns;
-    _tile_stored(0, tile, sums_stride);
-    _tile_stored(1, tile + 16, sums_stride);
+    _tile_stored(0, tile, panel_stride);
+    _tile_stored(1, tile + tile_rows, panel_stride);
     if constexpr (has_lower) {
-        _tile_stored(2, lower_tile, sums_stride);
-        _tile_stored(3, lower_tile + 16, sums_stride);
+        _tile_stored(2, lower_tile, panel_stride);
+        _tile_stored(3, lower_tile + tile_rows, panel_stride);
     }
 }
 
 }  // namespace
 
-void bf16_product_amx(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile) {
-    constexpr int64_t block_rows = 2 * tile_rows;
-    const int64_t whole = num_rows / block_rows * block_rows;
-    if (whole > 0) configure(tile_rows, tile_rows);
-    for (int64_t row = 0; row < whole; row += block_rows)
-        amx_block<true>(rows_from(rows, row).values, rows.k, panel, tile + row * panel_columns);
+void begin_tiles_amx() { _tile_loadconfig(&tile_config); }
 
-    const int rest = int(num_rows - whole);
-    const uint8_t* x = rows_from(rows, whole).values;
-    if (rest > tile_rows) {
-        configure(tile_rows, rest - tile_rows);
-        amx_block<true>(x, rows.k, panel, tile + whole * panel_columns);
-    } else if (rest > 0) {
-        configure(rest, 0);
-        amx_block<false>(x, rows.k, panel, tile + whole * panel_columns);
-    }
-    _tile_release();
+void end_tiles_amx() { _tile_release(); }
+
+void bf16_product_amx(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile) {
+    if (num_rows > tile_rows)
+        amx_block<true>(rows.values, rows.k, panel, tile);
+    else
+        amx_block<false>(rows.values, rows.k, panel, tile);
 }
 
 }  // namespace inflight

@@ -11,7 +11,6 @@ namespace {
 
 constexpr int most_rows = 14;  // 28 sums, two vectors of weights and one of x
 constexpr int64_t pair_bytes = 4 * panel_columns;
-constexpr int64_t prefetch_bytes = 2048;
 
 __m512bh load_weights(const uint8_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
 
@@ -27,8 +26,7 @@ void bf16_block(const uint8_t* x, int64_t k, const uint8_t* panel, float* tile) 
 #pragma GCC unroll 14
     for (int r = 0; r < num_rows; ++r) left[r] = right[r] = _mm512_setzero_ps();
     for (int64_t i = 0; i < k; i += 2, panel += pair_bytes) {
-        _mm_prefetch(panel + prefetch_bytes, _MM_HINT_T0);
-        _mm_prefetch(panel + prefetch_bytes + 64, _MM_HINT_T0);
+        prefetch_ahead<pair_bytes>(panel);
         const __m512bh left_weights = load_weights(panel), right_weights = load_weights(panel + 64);
 #pragma GCC unroll 14
         for (int r = 0; r < num_rows; ++r) {

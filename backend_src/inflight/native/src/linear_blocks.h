@@ -1,4 +1,4 @@
-// Cutting rows into blocks whose sums stay in registers.
+// What the kernels share: rows cut into blocks whose sums stay in registers, and prefetching.
 #pragma once
 
 #include "linear.h"
@@ -29,6 +29,14 @@ void in_blocks(int64_t num_rows, const Block& block) {
         with_count<most>(count, [&](auto rows) { block(rows, row); });
         row += count;
     }
+}
+
+// Asks for the weights that are read next but one group or so. With few rows memory is what a
+// product waits for, and the processor's own prefetching stops at every 4 KiB.
+template <int64_t size>
+void prefetch_ahead(const uint8_t* weights) {
+    constexpr int64_t distance = 4096, line = 64;
+    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(weights + distance + i);
 }
 
 }  // namespace

@@ -44,11 +44,11 @@ struct Avx2 {
     }
 };
 
-constexpr Route f32_route{Form::f32, float_product<WeightKind::f32>, nullptr};
-constexpr Route bf16_route{Form::f32, float_product<WeightKind::bf16>, nullptr};
-constexpr Route q8_0_route{Form::int8, quantized_product<Avx2, WeightKind::q8_0>, nullptr};
-constexpr Route q4_0_route{Form::int8, quantized_product<Avx2, WeightKind::q4_0>, nullptr};
-constexpr Route q4_1_route{Form::int8, quantized_product<Avx2, WeightKind::q4_1>, nullptr};
+constexpr Route f32_route = direct(Form::f32, float_product<WeightKind::f32>);
+constexpr Route bf16_route = direct(Form::f32, float_product<WeightKind::bf16>);
+constexpr Route q8_0_route = direct(Form::int8, quantized_product<Avx2, WeightKind::q8_0>);
+constexpr Route q4_0_route = direct(Form::int8, quantized_product<Avx2, WeightKind::q4_0>);
+constexpr Route q4_1_route = direct(Form::int8, quantized_product<Avx2, WeightKind::q4_1>);
 
 }  // namespace
 

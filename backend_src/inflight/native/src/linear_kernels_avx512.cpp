@@ -32,14 +32,20 @@ struct Avx512 {
     }
 };
 
-constexpr Route f32_route{Form::f32, float_product<WeightKind::f32>, nullptr};
-constexpr Route bf16_route{Form::bf16, bf16_product_avx512, nullptr};
-constexpr Route q8_0_route{Form::int8, quantized_product<Avx512, WeightKind::q8_0>, nullptr};
-constexpr Route q4_0_route{Form::int8, quantized_product<Avx512, WeightKind::q4_0>, nullptr};
-constexpr Route q4_1_route{Form::int8, quantized_product<Avx512, WeightKind::q4_1>, nullptr};
+constexpr Route f32_route = direct(Form::f32, float_product<WeightKind::f32>);
+constexpr Route bf16_route = direct(Form::bf16, bf16_product_avx512);
+constexpr Route q8_0_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q8_0>);
+constexpr Route q4_0_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q4_0>);
+constexpr Route q4_1_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q4_1>);
+
+// AMX in place of the route for few rows. Its int8 tiles cannot sum further than a group of 32: the
+// way of the sums out of the tiles to be scaled costs more than to expand the weights to bf16 once.
+constexpr Route tiles(Expand expand) {
+    return {Form::bf16, bf16_product_amx, 32, 16, expand, begin_tiles_amx, end_tiles_amx};
+}
 
 // From this many rows on AMX wins; measured with tests/benchmarks/native_linear_speed.py.
-constexpr int64_t bf16_tiles_from = 8, q8_tiles_from = 24, q4_tiles_from = 24;
+constexpr int64_t bf16_tiles_from = 1, quantized_tiles_from = 20;
 
 }  // namespace
 
@@ -51,18 +57,13 @@ const LinearKernels linear_kernels_avx512 = {
     {0, 0, 0, 0, 0},
 };
 
-// AMX for many rows. Its int8 tiles sum over 64 along k, or half as much at the same cost, and each
-// group's sums then leave the tiles to be scaled; bf16 tiles with the weights expanded do not.
 const LinearKernels linear_kernels_amx = {
     prepare_row,
     finish_tile,
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
-    {f32_route,
-     {Form::bf16, bf16_product_amx, nullptr},
-     {Form::bf16, bf16_product_amx, expand_q8_0_avx512},
-     {Form::bf16, bf16_product_amx, expand_q4_0_avx512},
-     {Form::bf16, bf16_product_amx, expand_q4_1_avx512}},
-    {0, bf16_tiles_from, q8_tiles_from, q4_tiles_from, q4_tiles_from},
+    {f32_route, tiles(nullptr), tiles(expand_q8_0_avx512), tiles(expand_q4_0_avx512),
+     tiles(expand_q4_1_avx512)},
+    {0, bf16_tiles_from, quantized_tiles_from, quantized_tiles_from, quantized_tiles_from},
 };
 
 }  // namespace inflight

@@ -99,8 +99,10 @@ void quantized_product(const Rows& rows, int64_t num_rows, const uint8_t* panel,
         for (int column = 0; column < panel_columns; column += Block::columns) {
             Block block{};
             const uint8_t* weights = panel;
-            for (int64_t g = 0; g < rows.k / group_size; ++g, weights += group_bytes(kind))
+            for (int64_t g = 0; g < rows.k / group_size; ++g, weights += group_bytes(kind)) {
+                prefetch_ahead<group_bytes(kind)>(weights);
                 block.add_group(block_of_rows, g, weights, column);
+            }
             float* to = tile + first * panel_columns + column;
             for (int r = 0; r < block_rows; ++r)
                 memcpy(to + r * panel_columns, block.totals[r], sizeof block.totals[r]);

@@ -1,0 +1,75 @@
+"""FusedOps: the operations that a decoder is made of, native or in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inflight.model.fused.reference_ops import ReferenceAttention
+from inflight.model.fused.spec import DecoderSpec
+from inflight.model.runner import PackedInputs
+from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK, LayerRules, NativeAttention
+from inflight.native.elementwise import Elementwise, NativeElementwise, TorchElementwise
+from inflight.native.library import NativeLibrary
+from inflight.native.linear import LinearOps, NativeLinear, TorchLinear
+
+
+class FusedAttention(Protocol):
+    """``NativeAttention``'s methods; its docstrings are the contract."""
+
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+    def allocate(self, num_blocks: int, tokens_per_block: int) -> None: ...
+    def plan(self, rows: PackedInputs) -> None: ...
+    def attend(self, layer: int, rules: LayerRules, qkv: Tensor, out: Tensor) -> None: ...
+    def copy_blocks(
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedOps:
+    elementwise: Elementwise
+    linear: LinearOps
+    attention: FusedAttention
+    """New: nothing is allocated yet."""
+    supported_tokens_per_block: tuple[int, ...]
+    """As in ModelSpec."""
+
+
+def native_ops(library: NativeLibrary, spec: DecoderSpec, dtype: torch.dtype) -> FusedOps:
+    """``dtype``: of activations and KV storage, float32 or bfloat16."""
+    attention = NativeAttention(
+        library,
+        num_layers=len(spec.layers),
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=dtype,
+    )
+    return FusedOps(
+        elementwise=NativeElementwise(library),
+        linear=NativeLinear(library),
+        attention=attention,
+        supported_tokens_per_block=SUPPORTED_TOKENS_PER_BLOCK,
+    )
+
+
+def reference_ops(spec: DecoderSpec, dtype: torch.dtype) -> FusedOps:
+    """The same in torch: for machines without a compiler, and what tests compare with."""
+    attention = ReferenceAttention(
+        num_layers=len(spec.layers),
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=dtype,
+    )
+    return FusedOps(
+        elementwise=TorchElementwise(),
+        linear=TorchLinear(),
+        attention=attention,
+        supported_tokens_per_block=(),
+    )

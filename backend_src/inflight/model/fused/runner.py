@@ -1,0 +1,59 @@
+"""FusedRunner: the ModelRunner over a FusedDecoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.errors import ConfigError, ForwardError
+from inflight.model.fused.forward import FusedDecoder
+from inflight.model.loading import DTYPES
+from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+
+
+class FusedRunner:
+    """On the CPU. Used from one thread."""
+
+    def __init__(self, decoder: FusedDecoder) -> None:
+        """``decoder`` is new: ``allocate_kv_cache`` allocates its storage."""
+        self.decoder = decoder
+        self._is_allocated = False
+        self._spec = ModelSpec(
+            vocab_size=decoder.spec.vocab_size,
+            max_position_embeddings=decoder.spec.max_position_embeddings,
+            num_layers=len(decoder.spec.layers),
+            kv_bytes_per_token=decoder.ops.attention.kv_bytes_per_token,
+            supported_tokens_per_block=decoder.ops.supported_tokens_per_block,
+            dtype=next(name for name, dtype in DTYPES.items() if dtype is decoder.dtype),
+            device="cpu",
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
+        assert not self._is_allocated
+        supported = self._spec.supported_tokens_per_block
+        if supported and tokens_per_block not in supported:
+            raise ConfigError(
+                f"tokens_per_block: {tokens_per_block} must be one of "
+                f"{', '.join(map(str, supported))} for the fused runner"
+            )
+        self.decoder.ops.attention.allocate(num_blocks, tokens_per_block)
+        self._is_allocated = True
+
+    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+        assert self._is_allocated and len(inputs.token_ids) <= self.decoder.max_num_tokens
+        try:
+            return ForwardOutput(logits=self.decoder.forward(inputs).numpy())
+        except Exception as error:
+            raise ForwardError(
+                f"the forward pass of {len(inputs.token_ids)} rows failed: {type(error).__name__}"
+            ) from error
+
+    def copy_blocks(
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        assert self._is_allocated
+        self.decoder.ops.attention.copy_blocks(source_ids, target_ids)

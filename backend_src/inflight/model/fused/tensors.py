@@ -1,0 +1,65 @@
+"""CheckpointTensors: the weights of a Hugging Face folder by name, mapped from their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from inflight.checkpoint.files import read_json
+from inflight.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class CheckpointTensors:
+    """Nothing is read before a tensor's numbers are used."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises CheckpointError when there are no readable safetensors files."""
+        self._directory = directory
+        if (directory / INDEX_FILE).is_file():
+            names = self._files_of_index()
+        elif (directory / SINGLE_FILE).is_file():
+            names = [SINGLE_FILE]
+        else:
+            raise CheckpointError(f"model_dir: {directory} has no safetensors weights")
+        self._file_of: dict[str, Any] = {}
+        for name in names:
+            file = self._open(name)
+            self._file_of.update(dict.fromkeys(file.keys(), file))
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """The tensor as it is stored. Raises CheckpointError when it is missing, of another shape
+        or not of floats."""
+        file = self._file_of.get(name)
+        if file is None:
+            raise CheckpointError(f"model_dir: {self._directory}: the weights {name} are missing")
+        tensor: Tensor = file.get_tensor(name)
+        if tensor.shape != shape or not tensor.is_floating_point():
+            raise CheckpointError(
+                f"model_dir: {self._directory}: {name} is {tensor.dtype} of "
+                f"{tuple(tensor.shape)}, and floats of {shape} are expected"
+            )
+        return tensor
+
+    def _files_of_index(self) -> list[str]:
+        weight_map = read_json(self._directory / INDEX_FILE).get("weight_map")
+        files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+        if not files or not all(isinstance(f, str) and Path(f).name == f for f in files):
+            raise CheckpointError(
+                f"model_dir: {self._directory / INDEX_FILE}: weight_map must map the names of "
+                "tensors to those of files beside it"
+            )
+        return sorted(files)
+
+    def _open(self, name: str) -> Any:
+        try:
+            return safe_open(str(self._directory / name), framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"model_dir: {self._directory / name} cannot be read: {error}"
+            ) from None

@@ -1,0 +1,195 @@
+"""The fused runner's packed, chunked and mixed logits equal transformers' plain forward, for every
+model type that it knows and every fact of a DecoderSpec, natively and in torch."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from inflight.api.config import InflightConfig
+from inflight.model.fused.families import FUSED_MODEL_TYPES
+from inflight.model.fused.load import build_fused_runner
+from inflight.model.fused.reference_ops import ReferenceAttention
+from inflight.model.fused.runner import FusedRunner
+from inflight.native.attention import NativeAttention
+from tests.fakes.tiny_models import (
+    PROVED_CONFIGS,
+    SLIDING_WINDOW,
+    VOCAB_SIZE,
+    save_tiny_checkpoint,
+    tiny_config,
+)
+from tests.numeric.native_library import native_library
+from tests.numeric.packed_driver import (
+    logits_of_all_rows,
+    request_of,
+    shuffled_block_tables,
+    staggered_plans,
+)
+
+pytestmark = pytest.mark.numeric
+
+FP32 = InflightConfig(dtype="fp32", num_threads=1)
+LENGTHS = (41, 17, 9, 34)
+PROMPT_LENGTHS = (33, 9, 4, 20)
+TOKENS_PER_BLOCK = 16
+NUM_BLOCKS = 16
+TOLERANCE = 1e-4
+
+
+def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
+
+
+_PRETRAINED_FOR_64 = {"original_max_position_embeddings": 64}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{model_type: (model_type, {}) for model_type in sorted(FUSED_MODEL_TYPES)},
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama with a tied head": ("llama", {"tie_word_embeddings": True}),
+    "llama with gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama of other head sizes": ("llama", {"head_dim": 48, "num_key_value_heads": 4}),
+    "linear rope": ("llama", rope("linear", factor=3.0)),
+    "llama3 rope": (
+        "llama",
+        rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, **_PRETRAINED_FOR_64),
+    ),
+    "yarn rope": ("llama", rope("yarn", factor=2.0, **_PRETRAINED_FOR_64)),
+    "llama ignores partial rope": ("llama", rope("default", partial_rotary_factor=0.5)),
+    "phi3 with partial rope": ("phi3", {"head_dim": 32, "partial_rotary_factor": 0.4}),
+    "smollm3 with windows": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": SLIDING_WINDOW, "layer_types": None},
+    ),
+    "gemma3 with scaled rope on full layers": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 5.0,
+            "attn_logit_softcapping": 2.0,
+        },
+    ),
+    "granite with multipliers": (
+        "granite",
+        {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 3.0,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a case, made once."""
+
+    @cache
+    def make(case: str) -> Path:
+        model_type, changes = CASES[case]
+        return save_tiny_checkpoint(
+            tmp_path_factory.mktemp("tiny"), tiny_config(model_type, **changes)
+        )
+
+    return make
+
+
+def plain_logits(
+    directory: Path, sequences: list[npt.NDArray[np.int64]], dtype: torch.dtype = torch.float32
+) -> npt.NDArray[np.float32]:
+    """transformers alone, a sequence at a time: rows one after the other."""
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager", local_files_only=True
+    )
+    with torch.inference_mode():
+        rows = [model(torch.from_numpy(s)[None], use_cache=False).logits[0] for s in sequences]
+    return torch.cat(rows).float().numpy()
+
+
+def random_sequences() -> list[npt.NDArray[np.int64]]:
+    rng = np.random.default_rng(7)
+    return [rng.integers(3, VOCAB_SIZE, size=length) for length in LENGTHS]
+
+
+def packed_logits(
+    runner: FusedRunner, sequences: list[npt.NDArray[np.int64]]
+) -> npt.NDArray[np.float32]:
+    """Contexts in chunks beside generations, in storage that is full of NaN at first."""
+    runner.allocate_kv_cache(NUM_BLOCKS, TOKENS_PER_BLOCK)
+    fill_storage(runner, float("nan"))
+    logits = logits_of_all_rows(
+        runner,
+        staggered_plans(
+            [request_of(i, tokens) for i, tokens in enumerate(sequences)],
+            PROMPT_LENGTHS,
+            chunk=11,
+            most_context_tokens=19,
+        ),
+        shuffled_block_tables(LENGTHS, TOKENS_PER_BLOCK, NUM_BLOCKS, seed=3),
+        TOKENS_PER_BLOCK,
+    )
+    assert len(logits) == sum(LENGTHS)
+    return np.stack([logits[key] for key in sorted(logits)])
+
+
+def fill_storage(runner: FusedRunner, value: float) -> None:
+    attention = runner.decoder.ops.attention
+    if isinstance(attention, NativeAttention):
+        attention.storage.fill_(value)
+    else:
+        assert isinstance(attention, ReferenceAttention)
+        for tensors in attention.storage:
+            for tensor in tensors:
+                tensor.fill_(value)
+
+
+def test_every_known_model_type_is_one_that_the_hf_runner_proves() -> None:
+    assert set(PROVED_CONFIGS) >= FUSED_MODEL_TYPES
+
+
+@pytest.mark.parametrize("ops", ["native", "torch"])
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_packed_equals_plain(case: str, ops: str, checkpoint_of: Any) -> None:
+    directory = checkpoint_of(case)
+    library = native_library() if ops == "native" else None
+    sequences = random_sequences()
+    expected = plain_logits(directory, sequences)
+    got = packed_logits(build_fused_runner(directory, FP32, library), sequences)
+    assert got.dtype == np.float32 and got.shape == expected.shape
+    assert np.abs(got - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_context_matters_in_what_is_compared(case: str, checkpoint_of: Any) -> None:
+    """Another token 6 places back changes the last row by far more than the tolerance."""
+    directory = checkpoint_of(case)
+    tokens = random_sequences()[0]
+    other = tokens.copy()
+    other[-7] = (other[-7] + 100) % VOCAB_SIZE
+    before, after = (plain_logits(directory, [s])[-1] for s in (tokens, other))
+    assert np.abs(after - before).max() > 30 * TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "olmo2", "granite with multipliers"])
+def test_bf16_is_as_near_to_fp32_as_transformers_bf16(case: str, checkpoint_of: Any) -> None:
+    directory = checkpoint_of(case)
+    sequences = random_sequences()
+    exact = plain_logits(directory, sequences)
+    theirs = plain_logits(directory, sequences, torch.bfloat16)
+    runner = build_fused_runner(directory, InflightConfig(dtype="bf16"), native_library())
+    ours = packed_logits(runner, sequences)
+    our_error, their_error = (np.sqrt(np.mean((x - exact) ** 2)) for x in (ours, theirs))
+    print(f"{case}: bf16 logits off by {our_error:.4f}, transformers' by {their_error:.4f}")
+    assert 0 < our_error < 1.25 * their_error

@@ -1,0 +1,240 @@
+"""build_native: one build for a key, whole or not there at all; and what is said where none is."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import platform
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from inflight.native import build, load_native
+from inflight.native.build import (
+    ISA_FLAGS,
+    SOURCE_DIRECTORY,
+    NativeUnavailableError,
+    build_native,
+    find_compiler,
+    flags_for,
+    isa_of,
+)
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler"
+)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """Two sources that need each other."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "answer.h").write_text("int part();\n")
+    (folder / "part.cpp").write_text('#include "answer.h"\nint part() { return 40; }\n')
+    (folder / "answer.cpp").write_text(
+        '#include "answer.h"\n'
+        'extern "C" __attribute__((visibility("default"))) int answer() { return part() + 2; }\n'
+    )
+    return folder
+
+
+def answer(library: Path) -> int:
+    return int(ctypes.CDLL(str(library)).answer())
+
+
+def contents(cache_dir: Path) -> set[str]:
+    return {path.name for path in (cache_dir / "native").iterdir()}
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the sources that are compiled from now on."""
+    names: list[str] = []
+    run = build._run
+
+    def counting(command: list[str]) -> str:
+        if "-c" in command:
+            names.append(Path(command[command.index("-c") + 1]).name)
+        return run(command)
+
+    monkeypatch.setattr(build, "_run", counting)
+    return names
+
+
+@needs_compiler
+def test_a_build_is_made_once_and_holds_nothing_but_the_library(
+    sources: Path, tmp_path: Path, compilations: list[str]
+) -> None:
+    library = build_native(str(tmp_path / "cache"), sources)
+    assert answer(library) == 42
+    assert build_native(str(tmp_path / "cache"), sources) == library
+    assert sorted(compilations) == ["answer.cpp", "part.cpp"]
+    assert [path.name for path in library.parent.iterdir()] == [build.LIBRARY_NAME]
+    key = library.parent.name
+    assert contents(tmp_path / "cache") == {key, f"{key}.lock"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("changed", ["part.cpp", "answer.h"])
+def test_other_sources_are_another_build(sources: Path, tmp_path: Path, changed: str) -> None:
+    first = build_native(str(tmp_path), sources)
+    (sources / changed).write_text((sources / changed).read_text().replace("40", "50") + "\n")
+    second = build_native(str(tmp_path), sources)
+    assert first != second and first.is_file()
+    assert answer(second) == (52 if changed == "part.cpp" else 42)
+
+
+@needs_compiler
+def test_another_compiler_is_another_build(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_native(str(tmp_path), sources)
+    compiler = find_compiler()
+    newer = build.Compiler(compiler.path, compiler.version + " later", compiler.isas)
+    monkeypatch.setattr(build, "find_compiler", lambda: newer)
+    assert build_native(str(tmp_path), sources) != first
+
+
+@needs_compiler
+def test_two_builders_make_one_build(
+    sources: Path, tmp_path: Path, compilations: list[str]
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        libraries = set(pool.map(lambda _: build_native(str(tmp_path), sources), range(4)))
+    assert len(libraries) == 1 and len(compilations) == 2
+
+
+@needs_compiler
+def test_a_source_that_does_not_compile_leaves_nothing_and_says_why(
+    sources: Path, tmp_path: Path
+) -> None:
+    (sources / "part.cpp").write_text("int part() { return missing_name; }\n")
+    with pytest.raises(NativeUnavailableError, match="part.cpp:1:.*missing_name"):
+        build_native(str(tmp_path), sources)
+    assert all(name.endswith(".lock") for name in contents(tmp_path))
+
+
+@needs_compiler
+def test_an_interrupted_build_leaves_nothing_and_the_next_one_works(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = build._run
+
+    def interrupted(command: list[str]) -> str:
+        if "-shared" in command:
+            raise KeyboardInterrupt
+        return run(command)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build_native(str(tmp_path), sources)
+    assert all(name.endswith(".lock") for name in contents(tmp_path))
+    assert answer(build_native(str(tmp_path), sources)) == 42
+
+
+@needs_compiler
+def test_what_a_killed_builder_left_is_removed(sources: Path, tmp_path: Path) -> None:
+    library = build_native(str(tmp_path), sources)
+    key = library.parent.name
+    shutil.rmtree(library.parent)
+    left_over = tmp_path / "native" / f"{key}.4711.partial"
+    left_over.mkdir()
+    (left_over / "half.o").write_bytes(b"half")
+    other = tmp_path / "native" / "another_key.4711.partial"
+    other.mkdir()
+    assert answer(build_native(str(tmp_path), sources)) == 42
+    assert not left_over.exists() and other.exists()
+
+
+@needs_compiler
+def test_sources_of_instruction_sets_that_the_compiler_lacks_are_left_out(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
+) -> None:
+    (sources / "part.cpp").write_text(
+        "#ifdef INFLIGHT_HAVE_FUTURE\nint future();\nint part() { return future(); }\n"
+        "#else\nint part() { return 0; }\n#endif\n"
+    )
+    (sources / "thing_future.cpp").write_text("int future() { return HOPE; }\n")
+    for flag, wanted in (("-DHOPE=7", 9), ("-mno-such-instructions", 2)):
+        monkeypatch.setattr(build, "ISA_FLAGS", {platform.machine(): {"future": (flag,)}})
+        assert answer(build_native(str(tmp_path), sources)) == wanted
+    assert compilations.count("thing_future.cpp") == 1
+
+
+@needs_compiler
+def test_a_machine_of_another_kind_gets_the_portable_sources(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
+) -> None:
+    (sources / "thing_avx512.cpp").write_text("#error not for this machine\n")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert answer(build_native(str(tmp_path), sources)) == 42
+    assert sorted(compilations) == ["answer.cpp", "part.cpp"]
+
+
+@pytest.mark.parametrize(
+    ("name", "isa"),
+    [
+        ("attention.cpp", None),
+        ("attention_portable.cpp", None),
+        ("attention_avx2.cpp", "avx2"),
+        ("linear_bf16_amx.cpp", "amx"),
+        ("cpu_features.cpp", None),
+    ],
+)
+def test_the_name_of_a_source_says_its_instruction_set(name: str, isa: str | None) -> None:
+    assert isa_of(Path(name)) == isa
+
+
+def test_a_source_has_the_flags_of_its_own_instruction_set_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    compiler = build.Compiler("g++", "13", ("avx2", "avx512"))
+    plain = flags_for(Path("x.cpp"), compiler)
+    assert not any(flag.startswith("-m") for flag in plain)
+    assert "-DINFLIGHT_HAVE_AVX512=1" in plain and "-DINFLIGHT_HAVE_AMX=1" not in plain
+    own = flags_for(Path("x_avx2.cpp"), compiler)[len(plain) :]
+    assert own == ISA_FLAGS["x86_64"]["avx2"]
+
+
+def test_every_source_in_the_package_is_found() -> None:
+    names = {path.name for path in SOURCE_DIRECTORY.glob("*.cpp")}
+    assert {"cpu_features.cpp", "attention.cpp", "elementwise.cpp"} <= names
+
+
+def test_without_a_compiler_there_is_one_warning_and_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert load_native(str(tmp_path)) is None
+    assert len(caplog.records) == 1
+    assert "no C++ compiler found (g++, clang++, c++)" in caplog.text
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_said(
+    sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(NativeUnavailableError, match="^cache_dir: .*file.*: Not a directory$"):
+        build_native(str(tmp_path / "file"), sources)
+    with caplog.at_level(logging.WARNING):
+        assert load_native(str(tmp_path / "file")) is None
+    assert len(caplog.records) == 1 and "cache_dir" in caplog.text
+
+
+@needs_compiler
+def test_a_library_that_is_not_one_is_said(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr("inflight.native.library.build_native", lambda cache_dir: broken)
+    with caplog.at_level(logging.WARNING):
+        assert load_native(str(tmp_path)) is None
+    assert len(caplog.records) == 1 and "cannot be loaded" in caplog.text
