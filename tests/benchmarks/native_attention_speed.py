@@ -1,9 +1,9 @@
 """Microseconds a layer of the native attention: python tests/benchmarks/native_attention_speed.py
 
 Heads of SmolLM2-135M (9 query heads, 3 KV heads of 64), bf16. Every call attends another layer, so
-K and V come from memory and not from the cores' own caches. Each figure is the best call. GB/s counts the K and V bytes that are read once; GFLOP/s the products of the
-keys that are seen. ``Zen 4`` is what the best kernel of an earlier study took on two cores of
-another machine, for orientation.
+K and V come from memory and not from the cores' own caches. Each figure is the best call. GB/s
+counts K and V as read once; GFLOP/s the products with keys that are seen. ``Zen 4`` is what the
+best kernel of an earlier study took on two cores of another machine, for orientation.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import queue
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 REPOSITORY = ROOT / "model_repository"
 MODELS = ("preprocessing", "inflight_llm", "postprocessing", "ensemble", "ensemble_sync")
 READY_SECONDS = 300
+_PR_SET_PDEATHSIG = 1
 
 DTYPES = {
     "text_input": "BYTES", "messages": "BYTES", "stop_words": "BYTES", "bad_words": "BYTES",
@@ -215,6 +217,11 @@ class GrpcStream:
         self._events.put(Event(now, outputs, final))
 
 
+def _end_with_the_tests() -> None:
+    """In the child: SIGTERM when the process that runs the tests dies, however it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class Server:
     """``inflight serve`` in a process of its own, on ports of its own."""
 
@@ -233,6 +240,7 @@ class Server:
             stdout=self._log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_the_tests,
             cwd=ROOT,
         )
 

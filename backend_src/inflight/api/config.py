@@ -45,6 +45,7 @@ UNSUPPORTED_KEYS: Mapping[str, str] = {
     "kv_cache_host_memory_bytes": "KV cache tiers are not built yet",
     "kv_cache_onboard_blocks": "KV cache tiers are not built yet",
     "enable_trt_overlap": "there is no such switch",
+    "recv_poll_period_ms": "the engine waits for requests, it does not poll",
     "decoding_mode": "it follows from each request (greedy or sampling)",
     "gpu_device_ids": "one device is served",
     "participant_ids": "one process is served",

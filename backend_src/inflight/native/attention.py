@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ STORAGE_DTYPES = (torch.float32, torch.bfloat16)
 _PLAN = ("inflight_attention_plan", Pointer, Int, Int, Pointer, Pointer, Pointer, Int, Pointer,
          Pointer)  # fmt: skip
 _ATTEND = ("inflight_attention_attend", Pointer, Pointer, Pointer, Int, Pointer, Pointer, Int)
+_ATTEND_HEADS = ("inflight_attention_attend_heads", *_ATTEND[1:])
 
 
 class PackedRows(Protocol):
@@ -100,7 +102,10 @@ class LayerRules:
     norm_epsilon: float = 0.0
     """x becomes x / sqrt(mean(x^2) + norm_epsilon) * (weight + norm_offset)."""
     norm_offset: float = 0.0
-    c_rules: _CRules = field(init=False, repr=False)
+    address: int = field(init=False, repr=False)
+    """Of the C record."""
+    max_positions: int | None = field(init=False)
+    """Positions that the rope table has; None: any position will do."""
 
     def __post_init__(self) -> None:
         assert self.scale > 0
@@ -111,7 +116,7 @@ class LayerRules:
         assert rotary_dim % 2 == 0 and rotary_dim <= self.head_dim
         norm_size = self.head_dim if self.q_norm is None else self.q_norm.numel()
         assert norm_size in (self.head_dim, self.num_heads * self.head_dim)
-        self.c_rules = _CRules(
+        self._c_rules = _CRules(
             num_heads=self.num_heads,
             window=self.sliding_window or 0,
             rotary_dim=rotary_dim,
@@ -125,11 +130,8 @@ class LayerRules:
             norm_epsilon=self.norm_epsilon,
             norm_offset=self.norm_offset,
         )
-
-    @property
-    def max_positions(self) -> int | None:
-        """Positions from which on there is no rope table; None: any position will do."""
-        return None if self.cos_sin is None else self.cos_sin.shape[0]
+        self.address = ctypes.addressof(self._c_rules)
+        self.max_positions = None if self.cos_sin is None else self.cos_sin.shape[0]
 
 
 def unsupported_reason(*, head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
@@ -167,9 +169,10 @@ class NativeAttention:
         self._library = library
         self._plan = library.function(*_PLAN)
         self._attend = library.function(*_ATTEND)
+        self._attend_heads = library.function(*_ATTEND_HEADS)
         self._handle: int | None = None
         self._storage = torch.empty(0, dtype=dtype)
-        self._layer_bytes = self._longest = self._num_tokens = 0
+        self._storage_address = self._layer_bytes = self._longest = self._num_tokens = 0
         self._planned: tuple[npt.NDArray[Any], ...] = ()
         self._heads = (_CHeads * 3)()
 
@@ -201,6 +204,7 @@ class NativeAttention:
         advise = self._library.function("inflight_advise_huge_pages", Pointer, Int)
         advise(self._storage.data_ptr(), self._storage.nbytes)
         self._storage.zero_()  # memory that was promised is missed at start, not in service
+        self._storage_address = self._storage.data_ptr()
         self._layer_bytes = num_blocks * block * self._dtype.itemsize
         make = self._library.function("inflight_attention_new", *[Int] * 4, result=Pointer)
         free = self._library.function("inflight_attention_free", Pointer)
@@ -240,23 +244,23 @@ class NativeAttention:
         ``out``, contiguous [T, num_heads * head_dim], fp32 or bf16, is overwritten."""
         _, num_kv_heads, head_dim = self._shape
         width = (rules.num_heads + 2 * num_kv_heads) * head_dim
-        assert qkv.shape == (self._num_tokens, width) and qkv.is_contiguous()
-        first_heads = (0, rules.num_heads, rules.num_heads + num_kv_heads)
-        for heads, first in zip(self._heads, first_heads, strict=True):
-            heads.data = qkv.data_ptr() + first * head_dim * qkv.itemsize
-            heads.row_stride, heads.head_stride = width, head_dim
-        self._call(layer, rules, qkv.dtype, out)
+        assert qkv.numel() == self._num_tokens * width and qkv.is_contiguous()
+        self._call(self._attend, layer, rules, qkv.data_ptr(), qkv.dtype, out)
 
     def attend_heads(
         self, layer: int, rules: LayerRules, query: Tensor, key: Tensor, value: Tensor, out: Tensor
     ) -> None:
         """As ``attend`` with query [T, num_heads, head_dim], key and value [T, num_kv_heads,
-        head_dim] of one dtype, of any strides but 1 in the last dimension."""
+        head_dim] of one dtype. The elements of a head lie side by side, the heads anywhere."""
+        _, num_kv_heads, head_dim = self._shape
+        assert query.shape == (self._num_tokens, rules.num_heads, head_dim)
+        assert key.shape == value.shape == (self._num_tokens, num_kv_heads, head_dim)
         for heads, tensor in zip(self._heads, (query, key, value), strict=True):
             assert tensor.stride(2) == 1 and tensor.dtype == query.dtype
             heads.data = tensor.data_ptr()
             heads.row_stride, heads.head_stride = tensor.stride(0), tensor.stride(1)
-        self._call(layer, rules, query.dtype, out)
+        heads_address = ctypes.addressof(self._heads)
+        self._call(self._attend_heads, layer, rules, heads_address, query.dtype, out)
 
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
@@ -266,15 +270,26 @@ class NativeAttention:
         target = torch.from_numpy(target_ids.astype(np.int64))
         self._storage.index_copy_(1, target, self._storage.index_select(1, source))
 
-    def _call(self, layer: int, rules: LayerRules, dtype: torch.dtype, out: Tensor) -> None:
+    def _call(
+        self,
+        function: Callable[..., Any],
+        layer: int,
+        rules: LayerRules,
+        inputs: int,
+        dtype: torch.dtype,
+        out: Tensor,
+    ) -> None:
+        _, num_kv_heads, head_dim = self._shape
+        assert rules.head_dim == head_dim and rules.num_heads % num_kv_heads == 0
         assert dtype in STORAGE_DTYPES and out.dtype in STORAGE_DTYPES and out.is_contiguous()
+        assert out.numel() == self._num_tokens * rules.num_heads * head_dim
         assert rules.max_positions is None or self._longest <= rules.max_positions
-        self._attend(
+        function(
             self._handle,
-            ctypes.addressof(rules.c_rules),
-            ctypes.addressof(self._heads),
+            rules.address,
+            inputs,
             dtype is torch.bfloat16,
-            self._storage.data_ptr() + layer * self._layer_bytes,
+            self._storage_address + layer * self._layer_bytes,
             out.data_ptr(),
             out.dtype is torch.bfloat16,
         )

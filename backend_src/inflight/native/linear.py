@@ -17,12 +17,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 class LinearOps(Protocol):
-    """Rows of x are float32 or bfloat16 [T, k], y is float32 or bfloat16; both contiguous.
-
-    Quantized weights meet activations of 8 bits with a scale for each 32 (few rows), or are rounded
-    to bf16 as the activations are (many rows, where the CPU has AMX): the same row may come out a
-    little different in other company. Sums are fp32 everywhere.
-    """
+    """x is float32 or bfloat16 [T, k], y (``out``) float32 or bfloat16; both are contiguous."""
 
     def __call__(
         self, x: Tensor, packed: PackedLinear, out: Tensor, *, accumulate: bool = False
@@ -62,7 +57,12 @@ _ACTIVATIONS: dict[Activation, int] = {
 
 
 class NativeLinear:
-    """LinearOps in C++; may be called from several threads at once."""
+    """LinearOps in C++, with fp32 sums; may be called from several threads at once.
+
+    Weights of bf16 meet activations rounded to bf16 (AVX-512, AMX) or as they are. Quantized ones
+    meet activations of 8 bits with a scale for each 32; where the CPU has AMX and rows are many,
+    both are rounded to bf16 instead. So a row may come out a little different in other company.
+    """
 
     def __init__(self, library: NativeLibrary) -> None:
         self._linear = library.function("inflight_linear", Pointer, Pointer, Int, Pointer, Int)
@@ -76,9 +76,7 @@ class NativeLinear:
         assert not packed.is_gate_up
         self._run(x, packed, out, _ADD if accumulate else _STORE)
 
-    def gate_up(
-        self, x: Tensor, packed: PackedLinear, out: Tensor, activation: Activation
-    ) -> None:
+    def gate_up(self, x: Tensor, packed: PackedLinear, out: Tensor, activation: Activation) -> None:
         assert packed.is_gate_up
         self._run(x, packed, out, _ACTIVATIONS[activation])
 

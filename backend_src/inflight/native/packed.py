@@ -52,8 +52,8 @@ class _NativeForm(ctypes.Structure):
 class PackedLinear:
     """W [n, k] and its bias; made by ``pack_linear``, ``pack_blocks`` or ``pack_gate_up``.
 
-    Raises CheckpointError when ``data`` or ``bias`` has another size than the rest says: what is
-    read from a file need not be what was written.
+    Raises CheckpointError when the sizes make no sense together: what is read from a file need not
+    be what was written.
     """
 
     kind: WeightKind
@@ -68,6 +68,8 @@ class PackedLinear:
     """float32[columns of all panels] in the order of the panels, or None."""
 
     def __post_init__(self) -> None:
+        if self.n < 1 or self.k < 1:
+            raise CheckpointError(f"packed weights of {self.n} x {self.k} are none")
         size = packed_bytes(self.kind, self.n, self.k, is_gate_up=self.is_gate_up)
         if self.data.dtype != torch.uint8 or self.data.shape != (size,):
             raise CheckpointError(

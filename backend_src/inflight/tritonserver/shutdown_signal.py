@@ -15,7 +15,7 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_SIGNAL = signal.SIGUSR1
-"""``cli.server_process`` sends the same; it may not import this module."""
+"""Sent by ``cli.server_process``."""
 
 
 def call_at_shutdown_signal(shut_down: Callable[[], None]) -> None:

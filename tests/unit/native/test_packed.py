@@ -120,6 +120,8 @@ def test_data_of_another_size_is_refused() -> None:
         {"data": packed.data.view(torch.int8)},
         {"n": 65},
         {"k": 65},
+        {"n": 0, "data": packed.data[:0]},
+        {"k": 0, "data": packed.data[:0]},
         {"kind": "f32"},
         {"is_gate_up": True},
         {"bias": torch.zeros(32)},

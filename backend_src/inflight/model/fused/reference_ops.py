@@ -45,7 +45,7 @@ class ReferenceAttention:
     def attend(self, layer: int, rules: LayerRules, qkv: Tensor, out: Tensor) -> None:
         num_kv_heads = self._layers[layer].num_kv_heads
         heads = qkv.float().view(len(qkv), -1, rules.head_dim)
-        query, key, value = torch.split(heads, (rules.num_heads, num_kv_heads, num_kv_heads), dim=1)
+        query, key, value = torch.split(heads, [rules.num_heads, num_kv_heads, num_kv_heads], dim=1)
         query = self._turned(_normalised(query, rules.q_norm, rules), rules)
         key = self._turned(_normalised(key, rules.k_norm, rules), rules)
         attended = self._paged.attend(

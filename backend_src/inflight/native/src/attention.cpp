@@ -72,6 +72,8 @@ public:
                                   context_lens[i], block_tables + i * table_stride});
     }
 
+    const KvShape& shape() const { return shape_; }
+
     // Fills in what `in` lacks, and computes the layer.
     void attend(const LayerRules& rules, RowInputs in, void* out, bool out_is_bf16) {
         const int64_t group = rules.num_heads / shape_.num_kv_heads, size = shape_.head_dim;
@@ -170,9 +172,9 @@ INFLIGHT_API void inflight_attention_plan(void* attention, int64_t num_sequences
                                              block_tables, table_stride, positions, slots);
 }
 
-INFLIGHT_API void inflight_attention_attend(void* attention, const LayerRules* rules,
-                                            const Heads* q_k_v, int64_t is_bf16, void* storage,
-                                            void* out, int64_t out_is_bf16) {
+INFLIGHT_API void inflight_attention_attend_heads(void* attention, const LayerRules* rules,
+                                                  const Heads* q_k_v, int64_t is_bf16,
+                                                  void* storage, void* out, int64_t out_is_bf16) {
     RowInputs in{};
     in.q = q_k_v[0];
     in.k = q_k_v[1];
@@ -180,6 +182,21 @@ INFLIGHT_API void inflight_attention_attend(void* attention, const LayerRules* r
     in.is_bf16 = is_bf16 != 0;
     in.storage = storage;
     static_cast<Attention*>(attention)->attend(*rules, in, out, out_is_bf16 != 0);
+}
+
+// qkv: [num_tokens][num_heads + 2 * num_kv_heads][head_dim], the heads of q, then k, then v.
+INFLIGHT_API void inflight_attention_attend(void* attention, const LayerRules* rules,
+                                            const void* qkv, int64_t is_bf16, void* storage,
+                                            void* out, int64_t out_is_bf16) {
+    const KvShape& shape = static_cast<Attention*>(attention)->shape();
+    const int64_t size = shape.head_dim, bytes = is_bf16 ? 2 : 4;
+    const int64_t width = (rules->num_heads + 2 * shape.num_kv_heads) * size;
+    const auto heads_from = [&](int64_t head) {
+        return Heads{static_cast<const char*>(qkv) + head * size * bytes, width, size};
+    };
+    const Heads q_k_v[] = {heads_from(0), heads_from(rules->num_heads),
+                           heads_from(rules->num_heads + shape.num_kv_heads)};
+    inflight_attention_attend_heads(attention, rules, q_k_v, is_bf16, storage, out, out_is_bf16);
 }
 
 INFLIGHT_API void inflight_advise_huge_pages(void* data, int64_t bytes) {

@@ -5,8 +5,8 @@
 // them: K [head_dim / 2][tokens_per_block][2], V [tokens_per_block / 2][head_dim][2]. Elements of
 // float lie as K [head_dim][tokens_per_block], V [tokens_per_block][head_dim].
 //
-// The query heads that read one KV head are folded into rows: row r of a sequence is query r / group
-// and head r % group of the group. Rows of all sequences follow each other in the query buffer,
+// The query heads that read one KV head are folded into rows: row r of a sequence is head r % group
+// of its query r / group. Rows of all sequences follow each other in the query buffer,
 // [num_kv_heads][num_tokens * group][head_dim].
 #pragma once
 
@@ -17,7 +17,7 @@ namespace inflight {
 
 constexpr int max_item_rows = 32;
 constexpr int max_head_dim = 512;
-constexpr int key_tile = 64;  // keys between two rescalings of the softmax
+constexpr int key_tile = 64;   // keys between two rescalings of the softmax
 constexpr int key_group = 16;  // keys that lie side by side in every block: a vector of scores
 
 struct KvShape {
@@ -40,7 +40,7 @@ struct Sequence {
     const int32_t* blocks;
 };
 
-// Rows of one sequence against a range of its keys, for one KV head: what one thread does at a time.
+// Rows of one sequence against a range of its keys, for one KV head: what a thread does at a time.
 struct WorkItem {
     const Sequence* sequence;
     int32_t kv_head;
@@ -61,12 +61,12 @@ struct Merge {
 // model/attention.py says how scores become weights.
 struct LayerRules {
     int64_t num_heads;
-    int64_t window;          // 0: none
+    int64_t window;  // 0: none
     int64_t rotary_dim;
     int64_t norm_spans_heads;  // over all heads of the row; else over each alone
-    const float* sinks;      // [num_heads], or null
-    const float* cos_sin;    // [max_position][rotary_dim], cosines first; null: no rope
-    const float* q_norm;     // weights of an RMSNorm before rope, or null
+    const float* sinks;        // [num_heads], or null
+    const float* cos_sin;      // [max_position][rotary_dim], cosines first; null: no rope
+    const float* q_norm;       // weights of an RMSNorm before rope, or null
     const float* k_norm;
     float scale;
     float softcap;  // 0: none
@@ -110,7 +110,7 @@ struct Scratch {
     alignas(64) float totals[max_item_rows][16];           // of weights, in 16 separate sums
     alignas(64) float tops[max_item_rows];                 // largest score so far, times log2(e)
     alignas(64) float rescale[max_item_rows];
-    alignas(64) uint16_t values[2 * 16 * max_head_dim];
+    alignas(64) uint16_t values[32 * max_head_dim];        // a copy of 32 keys' values
 };
 
 // One version of everything that depends on the instruction set.

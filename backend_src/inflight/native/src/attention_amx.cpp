@@ -1,4 +1,4 @@
-// bf16 storage: products of 16 x 32 and 32 x 16 tiles. Takes head sizes and blocks that are multiples
+// bf16 storage: products of 16 x 32 and 32 x 16 tiles, for head sizes and blocks that are multiples
 // of 32.
 #include <immintrin.h>
 
@@ -17,7 +17,7 @@ struct alignas(64) TileConfiguration {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Where a pair of tiles lies: the second `step` elements after the first, rows `stride` bytes apart.
+// Where two tiles lie: the second `step` elements after the first, rows `stride` bytes apart.
 struct Factors {
     const bf16* at;
     int64_t step, stride;

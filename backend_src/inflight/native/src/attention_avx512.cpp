@@ -82,8 +82,9 @@ struct PairProducts {
         float* out = scratch.sums + first_row * shape.head_dim + first_dim;
         for (int row = 0; row < num_rows; ++row)
             for (int c = 0; c < num_chunks; ++c)
-                sums[row][c] = _mm512_mul_ps(_mm512_loadu_ps(out + row * shape.head_dim + c * lanes),
-                                             _mm512_set1_ps(scratch.rescale[first_row + row]));
+                sums[row][c] =
+                    _mm512_mul_ps(_mm512_loadu_ps(out + row * shape.head_dim + c * lanes),
+                                  _mm512_set1_ps(scratch.rescale[first_row + row]));
         for (int key = 0; key < tile.num_keys; key += 2) {
             const int group = key / key_group;
             const int64_t at = key % key_group * shape.head_dim + first_dim * 2;

@@ -38,14 +38,15 @@ Tile<typename Products::Storage> tile_at(const LayerCall& call, const WorkItem& 
     Tile<Storage> tile;
     tile.next = nullptr;
     tile.num_keys = int(item.key_end - first_key < key_tile ? item.key_end - first_key : key_tile);
-    constexpr int multiple = Products::group_multiple;
-    tile.num_groups = (tile.num_keys + key_group * multiple - 1) / (key_group * multiple) * multiple;
+    constexpr int multiple = Products::group_multiple, keys_at_once = key_group * multiple;
+    tile.num_groups = (tile.num_keys + keys_at_once - 1) / keys_at_once * multiple;
     const Storage* storage = static_cast<const Storage*>(call.storage);
     for (int g = 0; g < tile.num_groups; ++g) {
         const int64_t key = first_key + g * key_group;
         const int64_t block = item.sequence->blocks[key / shape.tokens_per_block];
         const int64_t slot = key % shape.tokens_per_block;
-        const Storage* keys = storage + block * block_elements(shape) + item.kv_head * 2 * panel_elements(shape);
+        const Storage* keys =
+            storage + block * block_elements(shape) + item.kv_head * 2 * panel_elements(shape);
         tile.keys[g] = keys + slot * pair_size<Storage>;
         tile.values[g] = keys + panel_elements(shape) + slot * shape.head_dim;
     }

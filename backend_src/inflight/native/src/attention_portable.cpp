@@ -1,3 +1,4 @@
+// K and V in float and bf16, in plain vector loops.
 #include "attention_loops.h"
 #include "attention_rows.h"
 

@@ -89,8 +89,8 @@ private:
 };
 
 template <class Storage>
-void store_kv(const KvShape& shape, const float* key, const float* value, int64_t slot, int64_t head,
-              Storage* storage) {
+void store_kv(const KvShape& shape, const float* key, const float* value, int64_t slot,
+              int64_t head, Storage* storage) {
     constexpr int64_t pair = sizeof(Storage) == 2 ? 2 : 1;
     const int64_t size = shape.head_dim, per_block = shape.tokens_per_block;
     const int64_t block = slot / per_block, offset = slot % per_block;

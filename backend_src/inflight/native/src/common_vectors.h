@@ -105,11 +105,11 @@ static inline float largest(f32x16 value) {
     return left > right ? left : right;
 }
 
-// 2^x for x <= 127; 0 below -126.5; NaN stays NaN. Relative error 1e-7, or 8e-5 where that is enough
-// because the result is rounded to bf16.
+// 2^x for x <= 127; 0 below -126.5; NaN stays NaN. Relative error 1e-7, or 8e-5 where the result is
+// rounded to bf16.
 //
-// 2^x = 2^n * 2^f with n whole and |f| <= 1/2, and a polynomial for 2^f whose largest relative error
-// is as small as its degree allows.
+// 2^x = 2^n * 2^f with n whole and |f| <= 1/2, and the polynomial for 2^f whose largest relative
+// error is least for its degree.
 enum class Precision { full, for_bf16 };
 
 template <Precision precision = Precision::full>

@@ -42,8 +42,8 @@ constexpr int64_t group_bytes(WeightKind kind) {
 // What a kernel wants the rows of x to be. int8: each group of 32 has its own scale.
 enum class Form : int { f32, bf16, int8 };
 
-// Rows of x, k (padded) values each, without gaps. Of int8 alone: a scale, the sum of the values and
-// scale * sum for each group, [rows][k/32].
+// Rows of x, k (padded) values each, without gaps. Of int8 alone: a scale, the sum of the values
+// and scale * sum for each group, [rows][k/32].
 struct Rows {
     Form form;
     int64_t k;
@@ -106,8 +106,8 @@ struct Output {
 };
 
 // Where a tile lies in y: its rows, and its 32 columns as the panel that they come from. The
-// ones with `mul` take two tiles, of a gate's panel and of the next, most_block_rows apart, and give
-// the columns of half the panel's number.
+// ones with `mul` take two tiles, of a gate's panel and of the next, most_block_rows apart, and
+// give the columns of half the panel's number.
 struct Place {
     int64_t first_row, num_rows, panel;
 };

@@ -73,7 +73,8 @@ void float_product(const Rows& rows, int64_t num_rows, const uint8_t* panel, flo
             native_float sums[block_rows][block_vectors] = {};
             sum_block<kind, block_rows>(sums, x + first * rows.k, rows.k, panel, column);
             float* to = tile + first * panel_columns + column;
-            for (int r = 0; r < block_rows; ++r) memcpy(to + r * panel_columns, sums[r], sizeof sums[r]);
+            for (int r = 0; r < block_rows; ++r)
+                memcpy(to + r * panel_columns, sums[r], sizeof sums[r]);
         }
     });
 }

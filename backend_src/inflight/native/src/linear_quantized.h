@@ -38,16 +38,17 @@ struct QuantizedBlock {
         for (int step = 0; step < value_bytes / quad_bytes; ++step) {
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; ++v) {
-                const Ints bytes = Ops::load_bytes(weights + step * quad_bytes + 4 * v * Ops::lanes);
+                const uint8_t* from = weights + step * quad_bytes + 4 * v * Ops::lanes;
+                const Ints bytes = Ops::load_bytes(from);
 #pragma GCC unroll 8
                 for (int r = 0; r < num_rows; ++r) {
                     const uint8_t* quad = x + r * k + 4 * step;
+                    Ints& sum = sums[r][v];
                     if constexpr (is_q8) {
-                        sums[r][v] = Ops::dot_q8(sums[r][v], bytes, load_quad(quad));
+                        sum = Ops::dot_q8(sum, bytes, load_quad(quad));
                     } else {
-                        sums[r][v] = Ops::dot_q4(sums[r][v], Ops::low_halves(bytes), load_quad(quad));
-                        sums[r][v] =
-                            Ops::dot_q4(sums[r][v], Ops::high_halves(bytes), load_quad(quad + 16));
+                        sum = Ops::dot_q4(sum, Ops::low_halves(bytes), load_quad(quad));
+                        sum = Ops::dot_q4(sum, Ops::high_halves(bytes), load_quad(quad + 16));
                     }
                 }
             }

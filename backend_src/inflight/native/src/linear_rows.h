@@ -24,7 +24,7 @@ float largest_magnitude(f32x16 a, f32x16 b) {
     return result;
 }
 
-// Nearest even, of magnitudes below 2^22: adding 1.5 * 2^23 leaves the whole number in the mantissa.
+// Nearest even, of magnitudes below 2^22: added to 1.5 * 2^23 it is a whole number in the mantissa.
 i32x16 round_to_int(f32x16 value) {
     return (i32x16)(value + splat(12582912.0f)) - 0x4b400000;
 }
