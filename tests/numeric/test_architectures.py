@@ -32,7 +32,7 @@ from tests.numeric.packed_driver import (
 
 pytestmark = pytest.mark.numeric
 
-FP32 = InflightConfig(dtype="fp32", num_threads=1)
+FP32 = InflightConfig(dtype="fp32", num_threads=1, runner="hf", attention_backend="torch")
 LENGTHS = (22, 17, 9, 14)
 PROMPT_LENGTHS = (15, 9, 4, 11)
 NUM_BLOCKS = 40

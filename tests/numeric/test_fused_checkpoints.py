@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def test_known_types_fuse_and_all_others_say_why_not(model_type: str) -> None:
         ("llama", {"head_dim": 24}, r"multiples of 16 .* not \(64, 96, 24\)"),
         ("llama", {"intermediate_size": 100}, r"multiples of 16 .* not \(64, 100, 16\)"),
         ("llama", {"head_dim": 528}, "heads of at most 512"),
+        ("llama", {"num_key_value_heads": 3}, "4 query heads do not share 3 KV heads evenly"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attend to later ones"),
         (
             "llama",
@@ -57,9 +59,7 @@ def test_what_no_operation_computes_is_named(
     model_type: str, changes: dict[str, Any], reason: str
 ) -> None:
     found = can_fuse(tiny_config(model_type, **changes))
-    assert found is not None
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(found)
+    assert found is not None and re.search(reason, found)
 
 
 def test_a_spec_holds_what_the_class_fixes() -> None:

@@ -87,6 +87,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "embedding_multiplier": 6.0,
             "residual_multiplier": 0.22,
             "logits_scaling": 3.0,
+            "rms_norm_eps": 0.1,
         },
     ),
 }
@@ -183,7 +184,7 @@ def test_context_matters_in_what_is_compared(case: str, checkpoint_of: Any) -> N
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "olmo2", "granite with multipliers"])
-def test_bf16_is_as_near_to_fp32_as_transformers_bf16(case: str, checkpoint_of: Any) -> None:
+def test_bf16_is_nearer_to_fp32_than_transformers_bf16(case: str, checkpoint_of: Any) -> None:
     directory = checkpoint_of(case)
     sequences = random_sequences()
     exact = plain_logits(directory, sequences)
@@ -192,4 +193,4 @@ def test_bf16_is_as_near_to_fp32_as_transformers_bf16(case: str, checkpoint_of: 
     ours = packed_logits(runner, sequences)
     our_error, their_error = (np.sqrt(np.mean((x - exact) ** 2)) for x in (ours, theirs))
     print(f"{case}: bf16 logits off by {our_error:.4f}, transformers' by {their_error:.4f}")
-    assert 0 < our_error < 1.25 * their_error
+    assert 0 < our_error < their_error

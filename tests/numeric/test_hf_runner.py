@@ -26,7 +26,7 @@ from tests.numeric.packed_driver import logits_of_all_rows, request_of, staggere
 
 pytestmark = pytest.mark.numeric
 
-FP32 = InflightConfig(dtype="fp32", num_threads=1)
+FP32 = InflightConfig(dtype="fp32", num_threads=1, runner="hf", attention_backend="torch")
 TOKENS = np.random.default_rng(2).integers(3, VOCAB_SIZE, size=20)
 TABLE = np.array([6, 1, 4, 0, 7], dtype=np.int32)
 

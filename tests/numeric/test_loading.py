@@ -29,7 +29,13 @@ CPU = torch.device("cpu")
 
 
 def config(**values: Any) -> InflightConfig:
-    return InflightConfig(**({"dtype": "fp32", "num_threads": 1} | values))
+    defaults = {
+        "dtype": "fp32",
+        "num_threads": 1,
+        "runner": "hf",
+        "attention_backend": "torch",
+    }
+    return InflightConfig(**(defaults | values))
 
 
 def edit_config(directory: Path, **changes: Any) -> None:

@@ -116,10 +116,13 @@ def config(
 
 
 def run(
-    checkpoint: Checkpoint, executor_config: ExecutorConfig, asked: list[Expected]
+    checkpoint: Checkpoint,
+    settings: InflightConfig,
+    executor_config: ExecutorConfig,
+    asked: list[Expected],
 ) -> tuple[list[tuple[int, ...]], int]:
     """What the engine answers, and how many pauses there were."""
-    runner = load_runner(checkpoint.directory, InflightConfig(dtype="fp32"))
+    runner = load_runner(checkpoint.directory, settings)
     with Executor(runner, executor_config, end_ids=checkpoint.end_ids) as executor:
         outputs = executor.generate(
             [e.prompt for e in asked],
@@ -139,13 +142,27 @@ def check(got: list[tuple[int, ...]], asked: list[Expected]) -> None:
         assert tokens[: len(wanted.tokens)] == wanted.tokens
 
 
-def test_all_prompts_in_one_batch(checkpoint: Checkpoint, expected: list[Expected]) -> None:
-    got, _ = run(checkpoint, config("guaranteed_no_evict"), expected)
+RUNNERS = pytest.mark.parametrize(
+    "settings",
+    [
+        InflightConfig(dtype="fp32"),
+        InflightConfig(dtype="fp32", runner="hf", attention_backend="torch"),
+    ],
+    ids=["default", "hf, torch attention"],
+)
+
+
+@RUNNERS
+def test_all_prompts_in_one_batch(
+    checkpoint: Checkpoint, expected: list[Expected], settings: InflightConfig
+) -> None:
+    got, _ = run(checkpoint, settings, config("guaranteed_no_evict"), expected)
     check(got, expected)
 
 
+@RUNNERS
 def test_all_prompts_with_a_pool_that_forces_pauses(
-    checkpoint: Checkpoint, expected: list[Expected]
+    checkpoint: Checkpoint, expected: list[Expected], settings: InflightConfig
 ) -> None:
     squeezed = config(
         "max_utilization",
@@ -154,7 +171,7 @@ def test_all_prompts_with_a_pool_that_forces_pauses(
         tokens_per_block=16,
         num_blocks=90,
     )
-    got, pauses = run(checkpoint, squeezed, expected)
+    got, pauses = run(checkpoint, settings, squeezed, expected)
     assert pauses > 0, "the pool was meant to be too small"
     print(f"{pauses} pauses")
     check(got, expected)
@@ -170,9 +187,13 @@ def test_all_prompts_with_a_pool_that_forces_pauses(
     ],
     ids=["static", "small chunks", "block 64", "block 128"],
 )
+@RUNNERS
 def test_some_prompts_in_other_company(
-    checkpoint: Checkpoint, expected: list[Expected], executor_config: ExecutorConfig
+    checkpoint: Checkpoint,
+    expected: list[Expected],
+    settings: InflightConfig,
+    executor_config: ExecutorConfig,
 ) -> None:
     some = expected[::6]
-    got, _ = run(checkpoint, executor_config, some)
+    got, _ = run(checkpoint, settings, executor_config, some)
     check(got, some)

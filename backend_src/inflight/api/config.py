@@ -88,15 +88,20 @@ class InflightConfig(BaseModel):
     cache_dir: str = Field(
         "", description="Where converted checkpoints are kept; empty: ~/.cache/inflight"
     )
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+    dtype: Literal["auto", "bf16", "fp16", "fp32", "int8", "int4"] = Field(
         "auto",
-        description="Weights and KV cache; auto: bf16 where the hardware computes it, else fp32",
+        description="Weights and KV cache; auto: bf16 where the hardware computes it, else fp32; "
+        "int8, int4: weights in blocks of 32, the rest bf16",
     )
-    runner: Literal["hf"] = Field(
-        "hf", description="Who runs the model: hf drives transformers' classes"
+    runner: Literal["auto", "fused", "hf"] = Field(
+        "auto",
+        description="Who runs the model: fused: our own decoder on native kernels; hf: "
+        "transformers' classes; auto: fused where it serves the checkpoint, else hf",
     )
-    attention_backend: Literal["torch"] = Field(
-        "torch", description="Implementation of the attention plugin"
+    attention_backend: Literal["auto", "cpu", "torch"] = Field(
+        "auto",
+        description="Attention of the hf runner: cpu: native kernels; torch: the reference; "
+        "auto: cpu where it can",
     )
     num_threads: int = Field(
         0, ge=0, description="Compute threads; 0: the cores this process may use"

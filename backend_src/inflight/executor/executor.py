@@ -68,9 +68,10 @@ class Executor:
             model_dir or config.model_dir, config.cache_dir, progress=logger.info
         )
         longest = min(checkpoint.max_position_embeddings, SEQ_LEN_CEILING)
+        config = config.model_copy(update={"max_seq_len": config.max_seq_len or longest})
         return cls(
             load_runner(checkpoint.directory, config),
-            config.executor_config(max_seq_len=config.max_seq_len or longest),
+            config.executor_config(max_seq_len=config.max_seq_len),
             tokenizer=Tokenizer.from_directory(checkpoint.directory),
             end_ids=checkpoint.end_ids,
         )

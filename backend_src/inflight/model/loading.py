@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,12 @@ from transformers.utils import logging as transformers_logging
 
 from inflight.errors import CheckpointError
 from inflight.model.architectures import PROVED, check_architecture
+from inflight.native.packed import WeightKind
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+QUANTIZED_KINDS: Mapping[str, WeightKind] = {"int8": "q8_0", "int4": "q4_1"}
+"""Values of the key ``dtype`` that name weights in blocks of 32; activations are then bf16."""
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_REASON = 300
@@ -27,7 +31,10 @@ def choose_device() -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """``name``: a key of DTYPES, or "auto": bf16 where the hardware computes it, else fp32."""
+    """``name``: a key of DTYPES or QUANTIZED_KINDS, or "auto": bf16 where the hardware computes it,
+    else fp32."""
+    if name in QUANTIZED_KINDS:
+        return torch.bfloat16
     if name != "auto":
         return DTYPES[name]
     return torch.bfloat16 if _computes_bf16(device) else torch.float32

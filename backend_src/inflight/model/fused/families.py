@@ -70,6 +70,11 @@ def _reasons_not_to_fuse(config: Any) -> Iterator[str]:
     others = rope_types(config) - SCALED_ROPE_TYPES - {"default"}
     if others:
         yield f"the fused runner has no rope of type {', '.join(sorted(others))}"
+    if config.num_attention_heads % config.num_key_value_heads:
+        yield (
+            f"its {config.num_attention_heads} query heads do not share "
+            f"{config.num_key_value_heads} KV heads evenly"
+        )
     sizes = (config.hidden_size, config.intermediate_size, _head_dim(config))
     if any(size % WIDTH_MULTIPLE for size in sizes) or _head_dim(config) > MAX_HEAD_DIM:
         yield (

@@ -82,7 +82,8 @@ class FusedDecoder:
         max_num_tokens: int,
         max_seq_len: int,
     ) -> None:
-        """The most rows of an iteration, and the longest sequence there will be."""
+        """``max_num_tokens``: rows of an iteration at most; ``max_seq_len``: tokens of a sequence
+        at most."""
         self.spec = spec
         self.ops = ops
         self.dtype = weights.embedding.dtype
@@ -140,6 +141,7 @@ class FusedDecoder:
             self.ops.linear(x, linear, rows.residual, accumulate=True)
             return
         self.ops.linear(x, linear, rows.branch)
+        # In place: every row is read to its end before any of it is written.
         self.ops.elementwise.rms_norm(rows.branch, norm, self.spec.norm_epsilon, rows.branch)
         rows.residual.add_(rows.branch)
 

@@ -18,7 +18,7 @@ from inflight.model.fused.ops import native_ops, reference_ops
 from inflight.model.fused.runner import FusedRunner
 from inflight.model.fused.tensors import CheckpointTensors
 from inflight.model.fused.weights import load_weights
-from inflight.model.loading import choose_dtype, one_line
+from inflight.model.loading import QUANTIZED_KINDS, choose_dtype, one_line
 from inflight.native.library import NativeLibrary, load_native
 from inflight.native.packed import WeightKind
 
@@ -45,8 +45,9 @@ def load_fused_runner(
     """The runner without its KV cache; on the native kernels where they can be had, else in torch,
     with a warning. They use as many threads as torch does.
 
-    ``weight_kind``: of the linears; None: that of the dtype. Raises CheckpointError when the
-    checkpoint is not served or cannot be fused, ConfigError for a dtype that is not computed here.
+    ``weight_kind``: of the linears; None: what ``config.dtype`` says. Raises CheckpointError when
+    the checkpoint is not served or cannot be fused, ConfigError for a dtype that is not computed
+    here.
     """
     return build_fused_runner(
         checkpoint_directory, config, load_native(config.cache_dir), weight_kind=weight_kind
@@ -71,7 +72,8 @@ def build_fused_runner(
         raise CheckpointError(f"runner: fused: {reason}")
     spec = decoder_spec(hf_config)
     tensors = CheckpointTensors(checkpoint_directory)
-    weights = load_weights(tensors, spec, weight_kind or _KINDS[dtype], dtype)
+    kind = weight_kind or QUANTIZED_KINDS.get(config.dtype, _KINDS[dtype])
+    weights = load_weights(tensors, spec, kind, dtype)
     if library is None:
         ops = reference_ops(spec, dtype)
     else:

@@ -15,6 +15,11 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
+def has_safetensors(directory: Path) -> bool:
+    """Whether a CheckpointTensors can be made of the folder."""
+    return (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file()
+
+
 class CheckpointTensors:
     """Nothing is read before a tensor's numbers are used."""
 

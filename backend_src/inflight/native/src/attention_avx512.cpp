@@ -113,7 +113,7 @@ struct PairProducts {
 }  // namespace
 
 const AttentionKernels of_float{false, write_rows<float, float>,
-                                attend_item<LoopProducts<float, 4, 2>>, merge_parts};
+                                attend_item<LoopProducts<float>>, merge_parts};
 
 const AttentionKernels of_bf16{true, write_rows<bf16, bf16>, attend_item<PairProducts>,
                                merge_parts};

@@ -104,41 +104,60 @@ inline bf16* weights_of<bf16>(Scratch& scratch) {
     return scratch.weights;
 }
 
+// The weights of 2 * wide_lanes keys.
+inline void store_weights(float* to, wide_float a, wide_float b) {
+    write(to, a);
+    write(to + wide_lanes, b);
+}
+
+#if defined(__AVX512BF16__)
+// In one piece: a tile that is loaded soon after would wait for two.
+inline void store_weights(bf16* to, wide_float a, wide_float b) {
+    write(to, _mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+}
+#endif
+
 // Scores, in units of which `factor` make one power of two, become weights relative to each row's
-// largest score so far.
+// largest score so far. Groups are taken two at a time: where their number is odd, weights of one
+// more are written, which nobody reads.
 template <class Weight>
 void soften(int rows, int num_groups, float factor, Scratch& scratch) {
     constexpr Precision precision = sizeof(Weight) == 2 ? Precision::for_bf16 : Precision::full;
+    const int width = num_groups * key_group;
     for (int row = 0; row < rows; ++row) {
         const float* scores = scratch.scores + row * key_tile;
-        f32x16 top = load(scores);
-        for (int g = 1; g < num_groups; ++g) top = max(top, load(scores + g * key_group));
+        wide_float top = read<wide_float>(scores);
+        for (int i = wide_lanes; i < width; i += wide_lanes)
+            top = wide_max(top, read<wide_float>(scores + i));
         const float tallest = largest(top) * factor;
         scratch.rescale[row] = tallest > scratch.tops[row] ? tallest : scratch.tops[row];
     }
-    for (int row = 0; row < rows; row += lanes) {
-        const f32x16 before = load(scratch.tops + row), now = load(scratch.rescale + row);
-        store(scratch.tops + row, now);
-        store(scratch.rescale + row, exp2(before - now));
+    for (int row = 0; row < rows; row += wide_lanes) {
+        const wide_float before = read<wide_float>(scratch.tops + row);
+        const wide_float now = read<wide_float>(scratch.rescale + row);
+        write(scratch.tops + row, now);
+        write(scratch.rescale + row, wide_exp2<Precision::full>(before - now));
     }
     for (int row = 0; row < rows; ++row) {
         const float* scores = scratch.scores + row * key_tile;
         Weight* weights = weights_of<Weight>(scratch) + row * key_tile;
         const float top = scratch.tops[row];
-        f32x16 total = load(scratch.totals[row]) * scratch.rescale[row];
+        wide_float total = read<wide_float>(scratch.totals[row]) * scratch.rescale[row];
+        const auto weight = [&](int i) {
+            return wide_exp2<precision>(read<wide_float>(scores + i) * factor - top);
+        };
         int i = 0;
-        for (; i + 2 * key_group <= num_groups * key_group; i += 2 * key_group) {
-            const f32x16 a = exp2<precision>(load(scores + i) * factor - top);
-            const f32x16 b = exp2<precision>(load(scores + i + key_group) * factor - top);
+        for (; i + 2 * wide_lanes <= width; i += 2 * wide_lanes) {
+            const wide_float a = weight(i), b = weight(i + wide_lanes);
             total += a + b;
-            store_two(weights + i, a, b);
+            store_weights(weights + i, a, b);
         }
-        if (i < num_groups * key_group) {
-            const f32x16 weight = exp2<precision>(load(scores + i) * factor - top);
-            total += weight;
-            store(weights + i, weight);
+        if (i < width) {
+            const wide_float a = weight(i);
+            total += a;
+            store_weights(weights + i, a, wide_float{});
         }
-        store(scratch.totals[row], total);
+        write(scratch.totals[row], total);
     }
 }
 
@@ -155,8 +174,8 @@ void finish_row(const LayerCall& call, const Sequence& sequence, int kv_head, in
     if (call.rules->sinks) {
         const float sink = call.rules->sinks[head] * log2_e;
         const float tallest = sink > top ? sink : top;
-        const float shrink = exp2(splat(top - tallest))[0];
-        factor = shrink / (total * shrink + exp2(splat(sink - tallest))[0]);
+        const float shrink = exp2(top - tallest);
+        factor = shrink / (total * shrink + exp2(sink - tallest));
     }
     const int64_t size = call.shape.head_dim, token = sequence.first_token + row / call.group;
     const int64_t at = (token * call.shape.num_kv_heads * call.group + head) * size;
@@ -170,7 +189,7 @@ void finish(const LayerCall& call, const WorkItem& item, const Scratch& scratch)
     const int64_t size = call.shape.head_dim;
     for (int row = 0; row < item.num_rows; ++row) {
         const float* sums = scratch.sums + row * size;
-        const float total = sum(load(scratch.totals[row]));
+        const float total = sum(read<wide_float>(scratch.totals[row]));
         if (!item.is_part) {
             finish_row(call, *item.sequence, item.kv_head, item.first_row + row, sums,
                        scratch.tops[row], total);
@@ -226,8 +245,8 @@ inline void merge_parts(const LayerCall& call, const Merge& merge) {
             const int64_t at = (merge.first_partial + part) * max_item_rows + row;
             const float its_top = call.partial_tops[at];
             const float tallest = its_top > top ? its_top : top;
-            const float keep = exp2(splat(top - tallest))[0];
-            const float take = exp2(splat(its_top - tallest))[0];
+            const float keep = exp2(top - tallest);
+            const float take = exp2(its_top - tallest);
             for (int64_t i = 0; i < size; i += lanes)
                 store(sums + i,
                       load(sums + i) * keep + load(call.partial_sums + at * size + i) * take);

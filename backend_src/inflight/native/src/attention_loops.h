@@ -6,6 +6,9 @@
 namespace inflight {
 namespace {
 
+// A block of sums that fits into the registers.
+constexpr int block_rows = 4, block_vectors = wide_lanes == 16 ? 4 : 2;
+
 template <int n>
 struct Count {
     static constexpr int value = n;
@@ -17,26 +20,25 @@ void in_runs(int count, const Body& body) {
     int first = 0;
     for (; first + most <= count; first += most) body(Count<most>{}, first);
     if constexpr (most > 1) {
+        constexpr int fewer = most > 4 ? most / 2 : most - 1;
         if (first < count)
-            in_runs<most / 2>(count - first, [&](auto n, int at) { body(n, first + at); });
+            in_runs<fewer>(count - first, [&](auto n, int at) { body(n, first + at); });
     }
 }
 
-// Two neighbouring dimensions (of K) or keys (of V) for 16 keys or dimensions; with float storage
-// the first alone.
+// Two neighbouring dimensions (of K) or keys (of V); with float storage the first alone.
 struct Pair {
-    f32x16 first, second;
+    wide_float first, second;
 };
 
 inline Pair load_pair(const bf16* from) {
-    const u32x16 both = read<u32x16>(from);
-    return {(f32x16)(both << 16), (f32x16)(both & 0xffff0000u)};
+    const wide_bits both = read<wide_bits>(from);
+    return {(wide_float)(both << 16), (wide_float)(both & 0xffff0000u)};
 }
 
-inline Pair load_pair(const float* from) { return {load(from), f32x16{}}; }
+inline Pair load_pair(const float* from) { return {read<wide_float>(from), wide_float{}}; }
 
-// row_block * groups (or chunks) vectors are summed up in registers.
-template <class StorageType, int row_block, int column_block>
+template <class StorageType>
 struct LoopProducts {
     using Query = float;
     using Storage = StorageType;
@@ -49,68 +51,75 @@ struct LoopProducts {
 
     static void scores(const KvShape& shape, const float* query, int rows,
                        const Tile<Storage>& tile, float* scores) {
-        in_runs<row_block>(rows, [&](auto num_rows, int row) {
-            in_runs<column_block>(tile.num_groups, [&](auto num_groups, int group) {
-                some_scores<num_rows.value, num_groups.value>(
-                    shape, query + row * shape.head_dim, tile.keys + group,
-                    scores + row * key_tile + group * key_group);
+        constexpr int vectors_per_group = key_group / wide_lanes;
+        in_runs<block_rows>(rows, [&](auto num_rows, int row) {
+            in_runs<block_vectors>(tile.num_groups * vectors_per_group, [&](auto num, int vector) {
+                const Storage* keys[num.value];
+                for (int v = 0; v < num.value; ++v) {
+                    const int first_key = (vector + v) * wide_lanes;
+                    keys[v] = tile.keys[first_key / key_group] + first_key % key_group * pair;
+                }
+                some_scores<num_rows.value, num.value>(
+                    shape, query + row * shape.head_dim, keys,
+                    scores + row * key_tile + vector * wide_lanes);
             });
         });
     }
 
-    template <int num_rows, int num_groups>
-    static void some_scores(const KvShape& shape, const float* query, const Storage* const* keys,
-                            float* scores) {
-        f32x16 sums[num_rows][num_groups] = {};
+    template <int num_rows, int num_vectors>
+    static void some_scores(const KvShape& shape, const float* query,
+                            const Storage* const (&keys)[num_vectors], float* scores) {
+        wide_float sums[num_rows][num_vectors] = {};
         for (int64_t i = 0; i < shape.head_dim; i += pair)
-            for (int g = 0; g < num_groups; ++g) {
-                const Pair key = load_pair(keys[g] + i * shape.tokens_per_block);
+            for (int v = 0; v < num_vectors; ++v) {
+                const Pair key = load_pair(keys[v] + i * shape.tokens_per_block);
                 for (int row = 0; row < num_rows; ++row) {
                     const float* of_row = query + row * shape.head_dim + i;
-                    sums[row][g] += of_row[0] * key.first;
-                    if (pair == 2) sums[row][g] += of_row[1] * key.second;
+                    sums[row][v] += of_row[0] * key.first;
+                    if (pair == 2) sums[row][v] += of_row[1] * key.second;
                 }
             }
         for (int row = 0; row < num_rows; ++row)
-            for (int g = 0; g < num_groups; ++g)
-                store(scores + row * key_tile + g * key_group, sums[row][g]);
+            memcpy(scores + row * key_tile, sums[row], sizeof sums[row]);
     }
 
     static void accumulate(const KvShape& shape, int rows, const Tile<Storage>& tile,
                            Scratch& scratch) {
-        in_runs<row_block>(rows, [&](auto num_rows, int row) {
-            in_runs<column_block>(int(shape.head_dim / lanes), [&](auto num_chunks, int chunk) {
-                some_sums<num_rows.value, num_chunks.value>(shape, row, chunk * lanes, tile,
-                                                            scratch);
+        in_runs<block_rows>(rows, [&](auto num_rows, int row) {
+            in_runs<block_vectors>(int(shape.head_dim / wide_lanes), [&](auto num, int vector) {
+                some_sums<num_rows.value, num.value>(shape, row, vector * wide_lanes, tile,
+                                                     scratch);
             });
         });
     }
 
-    template <int num_rows, int num_chunks>
+    template <int num_rows, int num_vectors>
     static void some_sums(const KvShape& shape, int first_row, int first_dim,
                           const Tile<Storage>& tile, Scratch& scratch) {
-        f32x16 sums[num_rows][num_chunks];
+        wide_float sums[num_rows][num_vectors];
         float* out = scratch.sums + first_row * shape.head_dim + first_dim;
         for (int row = 0; row < num_rows; ++row)
-            for (int c = 0; c < num_chunks; ++c)
-                sums[row][c] = load(out + row * shape.head_dim + c * lanes) *
+            for (int v = 0; v < num_vectors; ++v)
+                sums[row][v] = read<wide_float>(out + row * shape.head_dim + v * wide_lanes) *
                                scratch.rescale[first_row + row];
-        for (int key = 0; key < tile.num_keys; key += pair) {
+        const auto add = [&](int key, auto keys_of_pair) {
             const float* weights = scratch.scores + first_row * key_tile + key;
             const Storage* values = tile.values[key / key_group] +
                                     key % key_group * shape.head_dim + first_dim * pair;
-            const bool both = pair == 2 && key + 1 < tile.num_keys;
-            for (int c = 0; c < num_chunks; ++c) {
-                const Pair value = load_pair(values + c * lanes * pair);
+            for (int v = 0; v < num_vectors; ++v) {
+                const Pair value = load_pair(values + v * wide_lanes * pair);
                 for (int row = 0; row < num_rows; ++row) {
-                    sums[row][c] += weights[row * key_tile] * value.first;
-                    if (both) sums[row][c] += weights[row * key_tile + 1] * value.second;
+                    sums[row][v] += weights[row * key_tile] * value.first;
+                    if (keys_of_pair.value == 2)
+                        sums[row][v] += weights[row * key_tile + 1] * value.second;
                 }
             }
-        }
+        };
+        int key = 0;
+        for (; key + pair <= tile.num_keys; key += pair) add(key, Count<pair>{});
+        if (key < tile.num_keys) add(key, Count<1>{});
         for (int row = 0; row < num_rows; ++row)
-            for (int c = 0; c < num_chunks; ++c)
-                store(out + row * shape.head_dim + c * lanes, sums[row][c]);
+            memcpy(out + row * shape.head_dim, sums[row], sizeof sums[row]);
     }
 };
 
