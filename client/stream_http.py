@@ -14,7 +14,7 @@ import uuid
 
 
 def post(url: str, path: str, fields: dict[str, object]) -> http.client.HTTPConnection:
-    connection = http.client.HTTPConnection(url)
+    connection = http.client.HTTPConnection(url.removeprefix("http://").rstrip("/"))
     connection.request("POST", path, json.dumps(fields), {"Content-Type": "application/json"})
     return connection
 
