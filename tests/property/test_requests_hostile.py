@@ -35,14 +35,14 @@ values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_s
 def test_parameters(parameters: dict[str, Any]) -> None:
     parameters.pop("stop", None)  # a stop request has nothing to build
     with contextlib.suppress(RequestError):
-        parsed(asking(text_input="a", parameters=parameters))
+        assert parsed(asking(text_input="a", parameters=parameters)).requests
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), values, max_size=4) | values)
 def test_sampling_parameters(sampling_parameters: Any) -> None:
     with contextlib.suppress(RequestError):
-        built(sampling_parameters=json.dumps(sampling_parameters))
+        assert built(sampling_parameters=json.dumps(sampling_parameters)).max_tokens > 0
 
 
 @st.composite
@@ -72,4 +72,4 @@ def tensors(draw: st.DrawFn) -> list[fake_pb_utils.Tensor]:
 @given(tensors())
 def test_tensors(drawn: list[fake_pb_utils.Tensor]) -> None:
     with contextlib.suppress(RequestError):
-        parsed(fake_pb_utils.InferenceRequest(inputs=drawn))
+        assert parsed(fake_pb_utils.InferenceRequest(inputs=drawn)).requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from inflight.errors import ConfigError, ForwardError
+from inflight.errors import ForwardError
 from inflight.model.attention import AttentionBackend
 from inflight.model.loading import DTYPES
 from inflight.model.packed_model import PackedModel
@@ -37,12 +37,7 @@ class HfRunner:
 
     def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
         assert not self._is_allocated
-        supported = self._spec.supported_tokens_per_block
-        if supported and tokens_per_block not in supported:
-            raise ConfigError(
-                f"tokens_per_block: {tokens_per_block} must be one of "
-                f"{', '.join(map(str, supported))} for this attention_backend"
-            )
+        self._spec.check_tokens_per_block(tokens_per_block, "this attention_backend")
         self.backend.allocate(
             self._model.layers, num_blocks=num_blocks, tokens_per_block=tokens_per_block
         )

@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from inflight.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
@@ -25,6 +27,16 @@ class ModelSpec:
     dtype: str
     """"fp32", "bf16" or "fp16"."""
     device: str
+
+    def check_tokens_per_block(self, tokens_per_block: int, taken_by: str) -> None:
+        """Raises ConfigError for a block size that is not supported; ``taken_by`` names what would
+        have to support it."""
+        supported = self.supported_tokens_per_block
+        if supported and tokens_per_block not in supported:
+            raise ConfigError(
+                f"tokens_per_block: {tokens_per_block} must be one of "
+                f"{', '.join(map(str, supported))} for {taken_by}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from inflight.errors import ConfigError, ForwardError
+from inflight.errors import ForwardError
 from inflight.model.fused.forward import FusedDecoder
 from inflight.model.loading import DTYPES
 from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
@@ -34,12 +34,7 @@ class FusedRunner:
 
     def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
         assert not self._is_allocated
-        supported = self._spec.supported_tokens_per_block
-        if supported and tokens_per_block not in supported:
-            raise ConfigError(
-                f"tokens_per_block: {tokens_per_block} must be one of "
-                f"{', '.join(map(str, supported))} for the fused runner"
-            )
+        self._spec.check_tokens_per_block(tokens_per_block, "the fused runner")
         self.decoder.ops.attention.allocate(num_blocks, tokens_per_block)
         self._is_allocated = True
 
