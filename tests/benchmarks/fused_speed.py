@@ -33,8 +33,7 @@ from inflight.model.fused.load import build_fused_runner
 from inflight.model.fused.runner import FusedRunner
 from inflight.model.packing import Packer
 from inflight.model.runner import PackedInputs
-from inflight.native import load_native
-from inflight.native.library import NativeLibrary
+from inflight.native.library import NativeLibrary, load_native
 from tests.numeric.packed_driver import request_of
 
 BATCHES = (1, 8, 32, 64)

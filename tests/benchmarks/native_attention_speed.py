@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from inflight.model.runner import PackedInputs
-from inflight.native import load_native
 from inflight.native.attention import LayerRules, NativeAttention
-from inflight.native.library import Isa, NativeLibrary
+from inflight.native.library import Isa, NativeLibrary, load_native
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 9, 3, 64
 KV_BYTES = 1 << 28

@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.native import load_native
-from inflight.native.library import Isa
+from inflight.native.library import Isa, load_native
 from inflight.native.linear import NativeLinear
 from inflight.native.packed import PackedLinear, WeightKind, pack_gate_up, pack_linear
 

@@ -6,8 +6,7 @@ from functools import cache
 
 import pytest
 
-from inflight.native import NativeLibrary, load_native
-from inflight.native.library import Isa
+from inflight.native.library import Isa, NativeLibrary, load_native
 
 
 @cache

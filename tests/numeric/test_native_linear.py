@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.native import load_native
-from inflight.native.library import Isa, NativeLibrary
+from inflight.native.library import Isa, NativeLibrary, load_native
 from inflight.native.linear import Activation, LinearOps, NativeLinear, TorchLinear
 from inflight.native.packed import (
     WEIGHT_KINDS,

@@ -12,11 +12,11 @@ import typer
 import yaml
 
 import inflight
-from inflight.checkpoint import prepare_checkpoint
 from inflight.cli.config_options import resolved_config, with_config_options
 from inflight.cli.healthcheck import infer_one_token
 from inflight.cli.launch import default_model_repository
 from inflight.cli.ports import Endpoints
+from inflight.cli.preparation import prepare as run_preparation
 from inflight.cli.serve import ServeOptions, say
 from inflight.cli.serve import serve as run_server
 from inflight.errors import InflightError
@@ -74,9 +74,9 @@ def serve(
 @app.command()
 @with_config_options
 def prepare(*, config_file: ConfigFile = None, config_values: dict[str, str]) -> None:
-    """Convert the checkpoint into the cache, as serve would do at its first start."""
+    """Convert the checkpoint and compile the kernels, as serve would do at its first start."""
     config = resolved_config(config_values, config_file)
-    checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
+    checkpoint = run_preparation(config, say)
     say(f"{checkpoint.name} is ready in {checkpoint.directory}")
 
 

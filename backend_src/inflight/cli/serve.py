@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from inflight.checkpoint import Checkpoint, prepare_checkpoint
+from inflight.checkpoint import Checkpoint
 from inflight.cli import preflight
 from inflight.cli.config_options import resolved_config
 from inflight.cli.errors import StartupError
@@ -21,6 +21,7 @@ from inflight.cli.installation import TritonInstallation, find_installation
 from inflight.cli.launch import Launch, check_first_python, server_command, server_environment
 from inflight.cli.memory import available_memory, check_memory
 from inflight.cli.ports import Endpoints, check_ports
+from inflight.cli.preparation import prepare
 from inflight.cli.restarts import RestartPolicy
 from inflight.cli.server_log import is_worth_showing
 from inflight.cli.shared_memory import SharedMemoryPrefix, remove_leftovers
@@ -48,7 +49,7 @@ def serve(options: ServeOptions) -> None:
     config = resolved_config(options.config_values, options.config_file)
     environment = server_environment(options.config_values, options.config_file)
     installation = _look(options, environment)
-    checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
+    checkpoint = prepare(config, say)
     _look_at_resources(checkpoint, config.dtype)
     remove_leftovers()
     with (

@@ -1,5 +1,4 @@
-"""The native plugin: C++ kernels for CPUs, compiled on the machine that runs them."""
+"""The native plugin: C++ kernels for CPUs, compiled on the machine that runs them.
 
-from inflight.native.library import NativeLibrary, load_native
-
-__all__ = ["NativeLibrary", "load_native"]
+``build`` needs no torch, so that ``inflight serve`` can compile before anything is loaded.
+"""

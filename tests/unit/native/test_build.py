@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.native import build, load_native
+from inflight.native import build
 from inflight.native.build import (
     ISA_FLAGS,
     SOURCE_DIRECTORY,
@@ -21,6 +21,7 @@ from inflight.native.build import (
     flags_for,
     isa_of,
 )
+from inflight.native.library import load_native
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler"
