@@ -8,6 +8,7 @@ that started it, is no longer its parent.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -50,6 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -> None:
+    _parse_gguf_once()
     _check_space(source, target)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -69,10 +71,18 @@ def _convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -
     tokenizer.save_pretrained(target)
 
 
-def _check_space(source: Path, target: Path) -> None:
-    from gguf import GGUFReader
+def _parse_gguf_once() -> None:
+    """transformers makes a reader for each thing it wants to know, and each reads every entry of
+    the vocabulary again, seconds every time. This process reads one file, so one reader will do."""
+    import gguf
 
-    weights = sum(int(tensor.n_elements) for tensor in GGUFReader(source).tensors)
+    gguf.GGUFReader = functools.cache(gguf.GGUFReader)
+
+
+def _check_space(source: Path, target: Path) -> None:
+    import gguf
+
+    weights = sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(str(source)).tensors)
     needed, free = weights * _BYTES_PER_WEIGHT, shutil.disk_usage(target).free
     if free < needed:
         raise OSError(
