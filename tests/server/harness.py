@@ -255,8 +255,9 @@ class Server:
         return self
 
     def is_ready(self) -> bool:
+        """The models answer, and the supervisor has seen it too: from now on it restarts."""
         try:
-            return all(
+            return "inflight: ready after" in self.log.read_text(errors="replace") and all(
                 self.client.call(f"/v2/models/{model}/ready", timeout=5)[0] == 200
                 for model in MODELS
             )
