@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inflight.errors import RequestError
@@ -32,6 +32,7 @@ values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_s
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), scalars, max_size=4))
+@example({"len_penalty": 3.4028235677973366e38})  # beyond FP32
 def test_parameters(parameters: dict[str, Any]) -> None:
     parameters.pop("stop", None)  # a stop request has nothing to build
     with contextlib.suppress(RequestError):

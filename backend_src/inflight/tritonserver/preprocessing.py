@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,12 +98,16 @@ class Preprocessing:
         ]
 
     def _dense(self, logit_biases: Sequence[Mapping[int, float]]) -> NDArray[np.float32]:
-        """[batch, vocabulary size], or [batch, 0] where nobody has a bias."""
+        """[batch, vocabulary size], or [batch, 0] where nobody has a bias.
+
+        A sum of weights too large for FP32 becomes its largest number: the engine clips it.
+        """
+        largest = float(np.finfo(np.float32).max)
         width = self._tokenizer.vocab_size if any(logit_biases) else 0
         dense = np.zeros((len(logit_biases), width), dtype=np.float32)
         for row, biases in zip(dense, logit_biases, strict=True):
             for token_id, bias in biases.items():
-                row[token_id] = bias
+                row[token_id] = max(-largest, min(bias, largest)) if math.isfinite(bias) else bias
         return dense
 
 

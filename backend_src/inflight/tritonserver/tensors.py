@@ -94,8 +94,9 @@ def _check_array(entry: InputField, name: str, array: NDArray[Any], size: int) -
 
 def _same(value: object, neutral: object) -> bool:
     if isinstance(value, float) and isinstance(neutral, float):
-        # A client's FP32 1e-6 is not Python's 1e-6.
-        return bool(np.float32(value) == np.float32(neutral))
+        # A client's FP32 1e-6 is not Python's 1e-6. Beyond FP32 it is infinite, so not the same.
+        with np.errstate(over="ignore"):
+            return bool(np.float32(value) == np.float32(neutral))
     return value == neutral
 
 

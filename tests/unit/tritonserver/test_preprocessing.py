@@ -96,6 +96,15 @@ def test_a_batch_is_padded_to_the_longest() -> None:
     assert not out["EMBEDDING_BIAS"][1].any()
 
 
+def test_weights_whose_sum_fp32_cannot_hold_become_its_largest_number() -> None:
+    out = run(
+        QUERY=[["a"]],
+        EMBEDDING_BIAS_WORDS=[["a", "a"]],
+        EMBEDDING_BIAS_WEIGHTS=[[3e38, 3e38]],
+    )
+    assert out["EMBEDDING_BIAS"].max() == np.finfo(np.float32).max
+
+
 @pytest.mark.parametrize(
     "inputs",
     [
