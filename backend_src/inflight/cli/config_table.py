@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from inflight.api.config import ENVIRONMENT_PREFIX, UNSUPPORTED_KEYS
+from inflight.api.config import ENVIRONMENT_PREFIX
+from inflight.api.unsupported_keys import UNSUPPORTED_KEYS
 from inflight.cli.config_keys import config_keys
 
 EXECUTOR_FIELDS: dict[str, str] = {
