@@ -112,9 +112,13 @@ class Send(NamedTuple):
 
 
 class ResponseSender:
-    """Records sends; ``fail_with`` makes every send raise, as it does when the client has gone."""
+    """Records sends; ``fail_with`` makes every send raise, as it does when the client has gone.
 
-    def __init__(self) -> None:
+    The real one drops outputs that were not requested, and may die of it; this one refuses them.
+    """
+
+    def __init__(self, requested_output_names: Sequence[str] = ()) -> None:
+        self._requested_output_names = requested_output_names
         self.sends: list[Send] = []
         self.cancelled = False
         self.closed = False
@@ -129,7 +133,10 @@ class ResponseSender:
             raise TritonModelException("Inference Response object must be provided.")
         if self.fail_with is not None:
             raise self.fail_with
-        self.sends.append(Send(response, flags))
+        send = Send(response, flags)
+        if unrequested := {*send.output_names} - {*self._requested_output_names}:
+            raise TritonModelException(f"outputs that were not requested: {unrequested}")
+        self.sends.append(send)
         self.closed = bool(flags)
 
     def is_cancelled(self) -> bool:
@@ -166,7 +173,7 @@ class InferenceRequest:
         self._flags = flags
         self._timeout = timeout
         self._parameters = json.dumps(dict(parameters or {}))
-        self.sender = ResponseSender()
+        self.sender = ResponseSender(self._requested_output_names)
         """The sender that ``get_response_sender`` hands out, for tests to look at."""
 
     def inputs(self) -> list[Tensor]:

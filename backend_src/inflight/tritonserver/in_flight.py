@@ -27,6 +27,7 @@ class ReplyShape:
     num_elements: int
     """Batch elements; each is a request of its own to the engine."""
     wants: Wants
+    requested_outputs: frozenset[str]
 
 
 class TritonRequest:
@@ -44,6 +45,7 @@ class TritonRequest:
             streaming=raw.streaming,
             num_elements=len(raw.elements),
             wants=raw.wants,
+            requested_outputs=raw.requested_outputs,
         )
         self.reply = reply
         self.received_ns = time.monotonic_ns()

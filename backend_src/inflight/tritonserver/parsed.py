@@ -45,6 +45,8 @@ class RawRequest:
     elements: tuple[Mapping[str, Any], ...]
     """One mapping (canonical field name -> Python value or numpy array) for each batch element."""
     wants: Wants
+    requested_outputs: frozenset[str]
+    """Names of the outputs that the client, or the ensemble around us, takes; others stay here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

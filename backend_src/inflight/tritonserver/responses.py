@@ -1,8 +1,14 @@
-"""From the engine's Results to Triton's responses, for both doors of ``inflight_llm``."""
+"""From the engine's Results to Triton's responses, for both doors of ``inflight_llm``.
+
+A response holds no output that its request did not ask for. Before release 24.12 the server's stub
+drops such outputs itself, but in a moment when it does not hold the interpreter's lock: freeing the
+array then corrupts the process, and on Python 3.12 and later ends it (python_backend, pull request
+390).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,16 +41,14 @@ def responses_of(result: Result, shape: ReplyShape, batch_index: int) -> list[An
     return [_response(part, shape, batch_index) for part in parts]
 
 
-def stop_response() -> Any:
-    """The one response to a ``stop`` request: every output of both doors, with nothing to say.
+def stop_response(requested_outputs: Collection[str]) -> Any:
+    """The one response to a ``stop`` request: the requested ones of both doors' outputs, empty.
 
     It carries "cancelled" as its finish reason, so that whoever reads only this response knows that
     nothing more will come under the id.
     """
     values = {"finish_reason": FinishReason.CANCELLED.text}
-    return pb_utils.InferenceResponse(
-        [_tensor(output, values.get(output.name)) for output in OUTPUTS]
-    )
+    return _response_of(OUTPUTS, values, requested_outputs)
 
 
 def error_response(error: RequestError) -> Any:
@@ -89,14 +93,26 @@ def _split_final(result: Result) -> tuple[Result, ...]:
 
 
 def _response(result: Result, shape: ReplyShape, batch_index: int) -> Any:
-    """The ids door carries every output that the ensemble maps; the text door what was asked."""
+    """The ids door fills what it has no value for, since the server needs every output that an
+    ensemble maps; the text door leaves it out."""
     values = _values(result, shape, batch_index)
     if shape.door is Door.TEXT:
         outputs = tuple(output for output in OUTPUTS if output.name in values)
     else:
         outputs = _IDS_DOOR
+    return _response_of(outputs, values, shape.requested_outputs)
+
+
+def _response_of(
+    outputs: Iterable[OutputField], values: Mapping[str, object], requested_outputs: Collection[str]
+) -> Any:
+    """Those of ``outputs`` that were requested, with a dummy where ``values`` has none."""
     return pb_utils.InferenceResponse(
-        [_tensor(output, values.get(output.name)) for output in outputs]
+        [
+            _tensor(output, values.get(output.name))
+            for output in outputs
+            if output.name in requested_outputs
+        ]
     )
 
 

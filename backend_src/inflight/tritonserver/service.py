@@ -133,7 +133,7 @@ class LlmService:
                 "id", "", "is empty: a stop request needs the request id of the one that it stops"
             )
         self._in_flight.cancel_by_id(raw.triton_request_id)
-        reply.finish(stop_response())
+        reply.finish(stop_response(raw.requested_outputs))
 
     def _open(self, raw: RawRequest, reply: Reply) -> None:
         assert raw.door is not None, "only a stop request has no door"

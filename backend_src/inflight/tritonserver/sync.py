@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -43,6 +44,8 @@ class SyncService:
         self._calls = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="inflight-call")
         self._stops = ThreadPoolExecutor(_STOP_THREADS, thread_name_prefix="inflight-stop")
         self._tasks: set[asyncio.Task[None]] = set()
+        # Of calls that have ended, until the stub has forgotten these too: see _let_go.
+        self._ended: deque[list[Any]] = deque(maxlen=MAX_CALLS)
 
     async def execute(self, pb_requests: Sequence[Any]) -> None:
         """Takes the requests and returns at once. Each gets one response with FINAL. Never raises.
@@ -77,8 +80,24 @@ class SyncService:
         while not (await asyncio.wait({call}, timeout=WATCH_SECONDS))[0]:
             # Once more each time: a stop that overtakes its request finds nothing to stop.
             if pb_request.is_cancelled():
-                await loop.run_in_executor(self._stops, _exec, _stop_request(request_id))
-        return _combined(call.result())
+                stop = loop.run_in_executor(self._stops, _exec, _stop_request(request_id))
+                self._ended.append(await stop)
+        self._ended.append(call.result())
+        response = _combined(call.result(), pb_request.requested_output_names())
+        self._let_go(pb_request)
+        return response
+
+    def _let_go(self, pb_request: Any) -> None:
+        """Drops the responses of calls that have ended, when that is safe.
+
+        A thread of the stub forgets a call some time after its last response. Before release 24.12
+        it frees what only it still holds without the interpreter's lock, which ends the process on
+        Python 3.12 and later (see ``tritonserver.responses``). So we must be the last to let go.
+        That thread works in order, and it also looks up cancellations. Only True is remembered from
+        an earlier look, so with an answer of False it has forgotten all calls that ended before.
+        """
+        if not pb_request.is_cancelled():
+            self._ended.clear()
 
 
 def _exec(pb_request: Any) -> list[Any]:
@@ -124,8 +143,11 @@ def _stop_request(request_id: str) -> Any:
     )
 
 
-def _combined(responses: Sequence[Any]) -> Any:
-    """One response of the responses to the prompts of a batch (usually one), in batch order."""
+def _combined(responses: Sequence[Any], requested_outputs: Sequence[str]) -> Any:
+    """One response of the responses to the prompts of a batch (usually one), in batch order.
+
+    It holds nothing that was not requested; ``tritonserver.responses`` says why.
+    """
     for response in responses:
         if response.has_error():
             return error_of(response.error().message())
@@ -139,7 +161,11 @@ def _combined(responses: Sequence[Any]) -> Any:
     if len(outputs) > 1:
         outputs.sort(key=lambda each: int(each["batch_index"].item()))
     return pb_utils.InferenceResponse(
-        [pb_utils.Tensor(name, _stacked([each[name] for each in outputs])) for name in outputs[0]]
+        [
+            pb_utils.Tensor(name, _stacked([each[name] for each in outputs]))
+            for name in outputs[0]
+            if name in requested_outputs
+        ]
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ def asking(
     timeout: int = 0,
     parameters: dict[str, Any] | None = None,
     batch: bool = False,
+    requested_output_names: Sequence[str] = (),
     **inputs: Any,
 ) -> fake_pb_utils.InferenceRequest:
     """``inputs``: tensor name -> value, for one prompt or (``batch``) a list for several."""
@@ -48,6 +50,7 @@ def asking(
         request_id=request_id,
         timeout=timeout,
         parameters=parameters,
+        requested_output_names=requested_output_names,
     )
 
 

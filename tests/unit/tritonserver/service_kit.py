@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 
 from inflight.api.config import InflightConfig
+from inflight.tritonserver.contract import OUTPUTS
 from inflight.tritonserver.service import LlmService
 from tests.fakes.fake_executor import FakeExecutor
 from tests.fakes.fake_pb_utils import InferenceRequest, Metric, MetricFamily, Send, Tensor
+
+EVERY_OUTPUT = tuple(output.name for output in OUTPUTS)
+"""What the server hands to a model when the client names no outputs."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 5.0) -> None:
@@ -65,7 +69,9 @@ def text_request(
         _column("stream", [stream] * len(prompts), np.bool_),
     ]
     tensors += [_column(name, [True] * len(prompts), np.bool_) for name in wants]
-    return InferenceRequest(inputs=tensors, request_id=request_id)
+    return InferenceRequest(
+        inputs=tensors, request_id=request_id, requested_output_names=EVERY_OUTPUT
+    )
 
 
 def ids_request(*ids: int, stream: bool = True) -> InferenceRequest:
@@ -74,11 +80,17 @@ def ids_request(*ids: int, stream: bool = True) -> InferenceRequest:
         _column("request_output_len", [8], np.int32),
         _column("streaming", [stream], np.bool_),
     ]
-    return InferenceRequest(inputs=tensors)
+    return InferenceRequest(inputs=tensors, requested_output_names=EVERY_OUTPUT)
 
 
-def stop_request(request_id: str) -> InferenceRequest:
-    return InferenceRequest(inputs=[_column("stop", [True], np.bool_)], request_id=request_id)
+def stop_request(
+    request_id: str, requested_output_names: Sequence[str] = EVERY_OUTPUT
+) -> InferenceRequest:
+    return InferenceRequest(
+        inputs=[_column("stop", [True], np.bool_)],
+        request_id=request_id,
+        requested_output_names=requested_output_names,
+    )
 
 
 def sends(request: InferenceRequest) -> list[Send]:

@@ -119,6 +119,7 @@ def watched(clock: Clock, number: int, cost: float) -> tuple[InFlight, list[Slow
             streaming=True,
             elements=({},),
             wants=Wants(),
+            requested_outputs=frozenset(),
         )
         in_flight.open(TritonRequest(raw, Door.TEXT, Reply(sender)))
     return in_flight, senders

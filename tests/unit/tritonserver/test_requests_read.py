@@ -76,6 +76,12 @@ def test_a_stop_request_needs_nothing_else(request_of_stop: Any) -> None:
     assert raw.triton_request_id == "r"
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_requested_outputs_are_read(stop: bool) -> None:
+    asked = asking(text_input="a", stop=stop, requested_output_names=["text_output", "batch_index"])
+    assert read_request(asked).requested_outputs == {"text_output", "batch_index"}
+
+
 def test_stop_false_is_no_stop_request() -> None:
     assert not read_request(asking(stop=False, text_input="a")).stop
 
@@ -268,8 +274,8 @@ def test_a_width_that_makes_no_sense_is_invalid(name: str) -> None:
 
 
 def test_a_huge_refused_tensor_is_not_walked_through() -> None:
-    inputs = [fake_pb_utils.Tensor("retention_token_range_starts", np.full((1, 1 << 20), -1))]
-    with pytest.raises(UnsupportedRequestError, match="retention"):
+    inputs = [fake_pb_utils.Tensor("runtime_top_p_reset_ids", np.full((1, 1 << 20), -1))]
+    with pytest.raises(UnsupportedRequestError, match="top_p"):
         read_request(fake_pb_utils.InferenceRequest(inputs=inputs))
 
 

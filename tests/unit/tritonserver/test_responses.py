@@ -53,11 +53,24 @@ FINAL = Result(
     cum_log_prob=-2.25,
     perf_metrics=PERF,
 )
+EVERY_OUTPUT = frozenset(output.name for output in OUTPUTS)
 EVERYTHING = Wants(log_probs=True, perf_metrics=True, num_input_tokens=True, num_output_tokens=True)
 
 
-def shape(door: Door, *, streaming: bool = True, wants: Wants | None = None) -> ReplyShape:
-    return ReplyShape(door=door, streaming=streaming, num_elements=1, wants=wants or Wants())
+def shape(
+    door: Door,
+    *,
+    streaming: bool = True,
+    wants: Wants | None = None,
+    requested_outputs: frozenset[str] = EVERY_OUTPUT,
+) -> ReplyShape:
+    return ReplyShape(
+        door=door,
+        streaming=streaming,
+        num_elements=1,
+        wants=wants or Wants(),
+        requested_outputs=requested_outputs,
+    )
 
 
 def arrays(response: InferenceResponse) -> dict[str, np.ndarray]:
@@ -154,9 +167,21 @@ def test_every_response_of_the_ids_door_has_every_output_of_the_ensemble() -> No
             assert one(out["num_output_tokens"]) == 0  # a dummy: nobody asked
 
 
+@pytest.mark.parametrize("door", list(Door))
+def test_an_output_that_was_not_requested_is_not_sent(door: Door) -> None:
+    requested = frozenset({"output_ids", "text_output", "finish_reason", "unknown"})
+    for response in responses_of(FINAL, shape(door, requested_outputs=requested), 0):
+        ours = "text_output" if door is Door.TEXT else "output_ids"
+        assert set(arrays(response)) == {ours, "finish_reason"}
+
+
+def test_a_stop_request_is_answered_with_what_it_requested() -> None:
+    assert list(arrays(stop_response(["finish_reason"]))) == ["finish_reason"]
+
+
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
 def test_a_stop_request_is_answered_on_both_doors(output: Any) -> None:
-    out = arrays(stop_response())
+    out = arrays(stop_response(EVERY_OUTPUT))
     expected = "cancelled" if output.name == "finish_reason" else ""
     if out[output.name].dtype == object:
         assert text(out[output.name]) == expected

@@ -166,6 +166,11 @@ def test_a_stop_of_an_unknown_id_is_fine(running: RunningService) -> None:
     assert answer.error is None
 
 
+def test_a_stop_is_answered_with_the_outputs_that_it_requested(running: RunningService) -> None:
+    (answer,) = sends(running.submit(stop_request("nobody", ["finish_reason"])))
+    assert answer.output_names == ["finish_reason"]
+
+
 def test_a_stop_without_an_id_says_what_is_missing(running: RunningService) -> None:
     (answer,) = sends(running.submit(stop_request("")))
     assert answer.error is not None and answer.error.startswith("id: '' is empty")

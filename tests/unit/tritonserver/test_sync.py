@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -31,6 +32,7 @@ class EngineModel:
 
     def __init__(self) -> None:
         self.calls: list[InferenceRequest] = []
+        self.responses: list[weakref.ref[InferenceResponse]] = []
         self._stopped = threading.Event()
         fake_pb_utils.bls_models[ENGINE_MODEL] = self.answer
 
@@ -38,7 +40,7 @@ class EngineModel:
         self.calls.append(request)
         if get_input_tensor_by_name(request, "stop") is not None:
             self._stopped.set()
-            return iter([stop_response()])
+            return self._sent([stop_response(request.requested_output_names())])
         prompts = get_input_tensor_by_name(request, "text_input")
         assert prompts is not None
         texts = [prompt.decode() for prompt in prompts.as_numpy().reshape(-1).tolist()]
@@ -51,14 +53,24 @@ class EngineModel:
             streaming=False,
             num_elements=len(texts),
             wants=Wants(log_probs=True, num_output_tokens=True),
+            requested_outputs=frozenset(request.requested_output_names()),
         )
-        return iter(
+        return self._sent(
             [
                 response
                 for index, text in reversed(list(enumerate(texts)))
                 for response in responses_of(_result(text[::-1], reason), shape, index)
             ]
         )
+
+    def _sent(self, responses: list[InferenceResponse]) -> Iterator[InferenceResponse]:
+        self.responses += [weakref.ref(response) for response in responses]
+        return iter(responses)
+
+    @property
+    def held(self) -> int:
+        """How many of the responses somebody still holds."""
+        return sum(response() is not None for response in self.responses)
 
     @property
     def stops(self) -> list[InferenceRequest]:
@@ -150,6 +162,8 @@ def test_inputs_parameters_and_id_go_along(model: EngineModel) -> None:
     assert (call.request_id(), call.timeout()) == ("mine", 1_000)
     assert call.inputs() == request.inputs()
     assert set(call.requested_output_names()) == {"text_output", "batch_index"}
+    (only,) = sends(request)
+    assert only.output_names == ["text_output"], "batch_index was asked for by us alone"
     # A call between models takes bool, int and str, no float.
     assert call.parameters() == '{"priority": "0.7", "ignore": true, "n": 3, "name": "x"}'
 
@@ -171,6 +185,39 @@ def test_a_client_that_has_gone_ends_its_request(
     assert value(sends(there)[0], "text_output") == "cba"
     waiting = next(c for c in model.calls if c.inputs()[0].as_numpy().tolist() == [[b"wait"]])
     assert {stop.request_id() for stop in model.stops} == {waiting.request_id()}
+
+
+def test_the_engines_responses_are_held_until_the_stub_has_forgotten_them(
+    model: EngineModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, held = unary("ab", "c"), []
+
+    def looked_up_in_order() -> bool:
+        held.append(model.held)
+        return False
+
+    monkeypatch.setattr(request, "is_cancelled", looked_up_in_order)
+    execute([request])
+    assert held[-1] == 2, "looked up once more, with both in our hands"
+
+
+def test_a_cancellation_that_is_known_already_tells_nothing_of_the_stub(
+    model: EngineModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "WATCH_SECONDS", 0.01)
+    held_after: list[int] = []
+
+    async def run() -> None:
+        service = SyncService()
+        for request in (gone, unary("abc")):
+            await service.execute([request])
+            await service.drain()
+            held_after.append(model.held)
+
+    gone = unary("wait")
+    gone.sender.cancelled = True
+    asyncio.run(run())
+    assert held_after == [1 + len(model.stops), 0]
 
 
 def test_a_stop_request_passes_through(model: EngineModel) -> None:
