@@ -40,6 +40,9 @@ class CountedCapacity:
     def num_releasable_blocks(self, request_id: int) -> int:
         return self._held.get(request_id, 0)
 
+    def next_block(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> bytes | None:
+        return None
+
     def match_prefix(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> PrefixMatch:
         return PrefixMatch(0, 0)
 

@@ -35,6 +35,14 @@ class CheckedKvStore:
         slots = self._slots_of(table, len(token_ids))
         self._slots[slots[start:]] = self._content(token_ids, salt)[start:]
 
+    def copy_blocks(
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        """As ``ModelRunner.copy_blocks``; one after the other, so their order would show."""
+        blocks = self._slots.reshape(-1, self._tokens_per_block)
+        for source_id, target_id in zip(source_ids, target_ids, strict=True):
+            blocks[target_id] = blocks[source_id]
+
     def spoil(self, table: npt.NDArray[np.int32], start: int, end: int) -> None:
         """What a forward pass that failed halfway leaves in [start, end)."""
         self._slots[self._slots_of(table, end)[start:]] = _GARBAGE

@@ -34,6 +34,7 @@ class FakeCapacity:
         self._reuse = reuse
         self._tables: dict[int, list[_Block]] = {}
         self._reusable: dict[tuple[int, ...], _Block] = {}
+        self._num_written: dict[int, int] = {}
         self._num_referenced = 0
 
     @property
@@ -49,10 +50,33 @@ class FakeCapacity:
     def match_prefix(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> PrefixMatch:
         assert request_id not in self._tables, "only queued requests are matched"
         self.matched.append(request_id)
-        blocks = self._find(tuple(token_ids.tolist()))
+        tokens, size = tuple(token_ids.tolist()), self.tokens_per_block
+        blocks = self._find(tokens)
+        start, end = len(blocks) * size, (len(blocks) + 1) * size
         return PrefixMatch(
-            len(blocks) * self.tokens_per_block, sum(block.ref_count > 0 for block in blocks)
+            start + self._longest_part(tokens, start),
+            sum(block.ref_count > 0 for block in blocks),
+            self._name(tokens[:end]) if self._reuse and end < len(tokens) else None,
         )
+
+    def next_block(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> bytes | None:
+        assert request_id in self._tables, "only started requests are asked"
+        end = (self._num_written[request_id] // self.tokens_per_block + 1) * self.tokens_per_block
+        tokens = tuple(token_ids.tolist())
+        return self._name(tokens[:end]) if self._reuse and end <= len(tokens) else None
+
+    def _name(self, prefix: tuple[int, ...]) -> bytes:
+        return np.array(prefix, dtype=np.int64).tobytes()
+
+    def _longest_part(self, tokens: tuple[int, ...], start: int) -> int:
+        """How many tokens after ``start``, but for the last, begin a block that follows there."""
+        longest = 0
+        for prefix in self._reusable:
+            if len(prefix) == start + self.tokens_per_block and prefix[:start] == tokens[:start]:
+                pairs = zip(prefix[start:], tokens[start:-1], strict=False)
+                same = [left == right for left, right in pairs]
+                longest = max(longest, (*same, False).index(False))
+        return longest
 
     def _find(self, tokens: tuple[int, ...]) -> list[_Block]:
         """The longest chain of reusable blocks that leaves at least one token to compute."""
@@ -69,8 +93,12 @@ class FakeCapacity:
         ones. AssertionError where the plan promised reuse or room that is not there."""
         for request_id, start, token_ids in extents:
             if request_id not in self._tables:
-                reused = self._find(tuple(token_ids.tolist()))[: start // self.tokens_per_block]
-                assert len(reused) * self.tokens_per_block == start, "the match is gone"
+                tokens = tuple(token_ids.tolist())
+                num_whole, part = divmod(start, self.tokens_per_block)
+                reused = self._find(tokens)[:num_whole]
+                assert len(reused) == num_whole, "the match is gone"
+                available = self._longest_part(tokens, num_whole * self.tokens_per_block)
+                assert part <= available, "the part that was matched is gone"
                 for block in reused:
                     self._num_referenced += block.ref_count == 0
                     block.ref_count += 1
@@ -91,6 +119,7 @@ class FakeCapacity:
     def commit(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> None:
         """``token_ids`` have their KV now: full blocks become reusable."""
         tokens = tuple(token_ids.tolist())
+        self._num_written[request_id] = len(tokens)
         for index, block in enumerate(self._tables[request_id]):
             prefix = tokens[: (index + 1) * self.tokens_per_block]
             is_full = len(prefix) == (index + 1) * self.tokens_per_block

@@ -24,7 +24,7 @@ from inflight.engine.engine import Engine
 from inflight.errors import ForwardError, RequestFailedError
 from tests.fakes.arithmetic_runner import ArithmeticRunner, expected_tokens
 
-NUM_BLOCKS, TOKENS_PER_BLOCK = 14, 4
+NUM_BLOCKS, TOKENS_PER_BLOCK = 36, 4
 
 operations = st.lists(
     st.one_of(
@@ -35,7 +35,10 @@ operations = st.lists(
             st.integers(1, 20),  # max_tokens
             st.sampled_from([0.0, 0.3, 0.5, 1.0]),  # priority
             st.sampled_from([None, None, 2.0]),  # seconds allotted
+            st.sampled_from([None, None, 0, 3, 7]),  # which token is a stop sequence
         ),
+        # Requests that outgrow what MAX_UTILIZATION looks ahead: how many, and their max_tokens.
+        st.tuples(st.just("crowd"), st.integers(2, 6), st.integers(40, 60)),
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
         st.tuples(st.just("wait"), st.floats(0.0, 1.5)),
@@ -47,8 +50,9 @@ operations = st.lists(
 
 @dataclass
 class Asked:
-    prompt: list[int]
-    max_tokens: int
+    whole: list[int]
+    """What it is sent, if it is left alone."""
+    stops: bool
     received: list[int] = field(default_factory=list)
     finals: list[str] = field(default_factory=list)
 
@@ -64,8 +68,8 @@ class Machine:
         self.asked: dict[int, Asked] = {}
         config = ExecutorConfig(
             max_batch_size=4,
-            max_num_tokens=12 if chunked else 40,
-            max_seq_len=40,
+            max_num_tokens=12 if chunked else 80,
+            max_seq_len=80,
             enable_chunked_context=chunked,
             scheduler_config=SchedulerConfig(
                 capacity_scheduler_policy=policy, context_chunking_policy=chunking
@@ -75,11 +79,21 @@ class Machine:
         self.engine = Engine(ArithmeticRunner(self._before), config, clock=lambda: self.now)
 
     def enqueue(
-        self, family: int, length: int, max_tokens: int, priority: float, allotted: float | None
+        self,
+        family: int,
+        length: int,
+        max_tokens: int,
+        priority: float,
+        allotted: float | None,
+        stop_at: int | None,
     ) -> None:
         prompt = [family * 100 + i for i in range(length)]
+        tokens = expected_tokens(prompt, max_tokens)
+        stops = stop_at is not None and stop_at < max_tokens
+        stop = tokens[stop_at] if stops and stop_at is not None else None
         request_id = self.engine.next_id()
-        self.asked[request_id] = Asked(prompt, max_tokens)
+        whole = tokens if stop is None else tokens[: tokens.index(stop)]
+        self.asked[request_id] = Asked(whole, stops)
         self.engine.enqueue(
             request_id,
             Request(
@@ -88,6 +102,7 @@ class Machine:
                 streaming=True,
                 priority=priority,
                 allotted_time_ms=None if allotted is None else allotted * 1000,
+                stop_token_sequences=() if stop is None else ((stop,),),
             ),
         )
 
@@ -116,10 +131,10 @@ class Machine:
     def check(self) -> None:
         for asked in self.asked.values():
             assert len(asked.finals) == 1, asked
-            whole = expected_tokens(asked.prompt, asked.max_tokens)
-            assert asked.received == whole[: len(asked.received)]
-            if asked.finals == ["LENGTH"]:
-                assert asked.received == whole
+            assert asked.received == asked.whole[: len(asked.received)]
+            if asked.finals in (["LENGTH"], ["STOP_WORDS"]):
+                assert asked.received == asked.whole
+                assert asked.stops == (asked.finals == ["STOP_WORDS"])
         assert self.engine.kv.num_free_blocks == NUM_BLOCKS
 
     def _before(self, inputs: object) -> None:
@@ -132,6 +147,10 @@ def run(machine: Machine, program: list[tuple[object, ...]]) -> None:
     for name, *arguments in program:
         if name == "enqueue":
             machine.enqueue(*arguments)  # type: ignore[arg-type]
+        elif name == "crowd":
+            count, max_tokens = arguments
+            for i in range(count):  # type: ignore[call-overload]
+                machine.enqueue(i, 3 + i, max_tokens, 0.5, None, None)  # type: ignore[arg-type]
         elif name == "step":
             for _ in range(arguments[0]):  # type: ignore[call-overload]
                 machine.step()
@@ -169,10 +188,10 @@ def test_shutdown_in_the_middle_answers_everyone() -> None:
         chunked=True,
     )
     for family in range(4):
-        machine.enqueue(family, 9, 20, 0.5, None)
+        machine.enqueue(family, 9, 20, 0.5, None, None)
     for _ in range(5):
         machine.step()
-    machine.enqueue(0, 5, 5, 0.5, None)
+    machine.enqueue(0, 5, 5, 0.5, None, None)
     machine.engine.inbox.close()
     machine.engine.loop.end_everyone(lambda: RequestFailedError("over"))
     answers = machine.engine.outbox.take(None, 0)

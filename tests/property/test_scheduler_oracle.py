@@ -15,6 +15,7 @@ from inflight.api import CapacitySchedulerPolicy as Policy
 from inflight.batch import LlmRequest
 from inflight.scheduler import rank_key
 from inflight.scheduler.capacity import (
+    LEAST_HORIZON,
     CapacityPlan,
     GuaranteedNoEvict,
     MaxUtilization,
@@ -23,8 +24,8 @@ from inflight.scheduler.capacity import (
 from tests.fakes.fake_capacity import FakeCapacity
 from tests.property.test_scheduler_programs import Load, arrive_and_cancel, engine_for, loads
 
-Decision = tuple[list[int], list[int], list[int]]
-"""Ids of the started that may go on, of the admitted, and of the paused."""
+Decision = tuple[list[int], list[int], list[int], list[int]]
+"""Ids of the started that may go on, of the admitted, of the deferred, and of the paused."""
 
 
 def longest_prefix(
@@ -75,14 +76,34 @@ class Books:
             total += self._blocks(end) - self._has(request)
         return total
 
-    def after_the_step(self, group: Sequence[LlmRequest]) -> int:
-        """What a group should still find free: the rest of its contexts, at least a block each."""
-        return sum(
-            max(1, self._blocks(r.num_tokens) - self._has(r) - self.one_step([r])) for r in group
-        )
+    def near_future(self, group: Sequence[LlmRequest]) -> int:
+        """To compute all there is and then to generate a horizon further, or to the end."""
+        total = 0
+        for request in group:
+            horizon = max(LEAST_HORIZON, request.num_tokens // 8)
+            further = min(horizon, request.max_total_tokens - request.num_tokens)
+            total += self._blocks(request.num_tokens + further) - self._has(request)
+        return total
 
-    def whole_context(self, request: LlmRequest) -> int:
-        return self._blocks(request.num_tokens) - self._has(request)
+    def deferred(
+        self, started: Sequence[LlmRequest], fitting: Sequence[LlmRequest]
+    ) -> list[LlmRequest]:
+        """Those that lack a block that a context before them computes next."""
+        contexts = [r for r in started if not r.in_generation]
+        waiting: list[LlmRequest] = []
+        for request in fitting:
+            lacking = self.kv.match_prefix(request.request_id, request.token_ids).next_block
+            before = [r for r in contexts if rank_key(r) < rank_key(request)]
+            if lacking is not None and lacking in [self._next_block(r) for r in before]:
+                waiting.append(request)
+            else:
+                contexts.append(request)
+        return waiting
+
+    def _next_block(self, request: LlmRequest) -> bytes | None:
+        if request.is_started:
+            return self.kv.next_block(request.request_id, request.token_ids)
+        return self.kv.match_prefix(request.request_id, request.token_ids).next_block
 
     def won_by_pausing(self, group: Sequence[LlmRequest]) -> int:
         return sum(self.kv.num_releasable_blocks(r.request_id) for r in group)
@@ -94,44 +115,43 @@ def no_evict(books: Books, started: list[LlmRequest], queue: list[LlmRequest]) -
         blocks = books.to_completion(started) + books.to_completion(new)
         return has_slots and blocks <= books.kv.num_free_blocks
 
-    return ids(started), ids(longest_prefix(queue, fits)), []
+    return with_deferred(books, started, longest_prefix(queue, fits))
+
+
+def with_deferred(books: Books, started: list[LlmRequest], fitting: list[LlmRequest]) -> Decision:
+    deferred = books.deferred(started, fitting)
+    admitted = [request for request in fitting if request not in deferred]
+    return ids(started), ids(admitted), ids(deferred), []
 
 
 def max_utilization(books: Books, started: list[LlmRequest], queue: list[LlmRequest]) -> Decision:
     free = books.kv.num_free_blocks
 
-    def kept_by_pausing(extra: int, least: int) -> int | None:
-        """The most started requests that can go on with ``extra`` blocks for someone else."""
+    def kept_by_pausing(charge: Callable[[Sequence[LlmRequest]], int], least: int) -> int | None:
+        """The most started requests whose ``charge`` fits when the others are paused."""
         for kept in range(len(started), least - 1, -1):
-            if books.one_step(started[:kept]) + extra <= free + books.won_by_pausing(
-                started[kept:]
-            ):
+            if charge(started[:kept]) <= free + books.won_by_pausing(started[kept:]):
                 return kept
         return None
 
     if books.one_step(started) > free:
-        kept = kept_by_pausing(0, least=1) or 1
-        return ids(started[:kept]), [], ids(started[kept:])
+        kept = kept_by_pausing(books.one_step, least=1) or 1
+        return ids(started[:kept]), [], [], ids(started[kept:])
 
     def fits(new: Sequence[LlmRequest]) -> bool:
-        *before, last = new
-        taken = books.one_step(started) + books.one_step(before)
-        if last.num_pauses == 0:
-            wanted = books.one_step([last])
-        else:
-            wanted = books.whole_context(last)
-            wanted += books.after_the_step(started) + books.after_the_step(before)
         has_slots = len(started) + len(new) <= books.load.max_batch_size
-        return has_slots and taken + wanted <= free
+        return has_slots and books.near_future([*started, *new]) <= free
 
-    admitted = longest_prefix(queue, fits)
-    may_pause = queue and not admitted and len(started) < books.load.max_batch_size
+    fitting = longest_prefix(queue, fits)
+    may_pause = queue and not fitting and len(started) < books.load.max_batch_size
     if may_pause and queue[0].num_pauses == 0:
         num_before = sum(rank_key(request) < rank_key(queue[0]) for request in started)
-        kept_or_none = kept_by_pausing(books.one_step(queue[:1]), least=num_before)
+        kept_or_none = kept_by_pausing(
+            lambda kept: books.near_future([*kept, queue[0]]), least=num_before
+        )
         if kept_or_none is not None:
-            return ids(started[:kept_or_none]), [], ids(started[kept_or_none:])
-    return ids(started), ids(admitted), []
+            return ids(started[:kept_or_none]), [], [], ids(started[kept_or_none:])
+    return with_deferred(books, started, fitting)
 
 
 class StaticOracle:
@@ -145,13 +165,13 @@ class StaticOracle:
         if started or members:
             return no_evict(books, started, members)
         decision = no_evict(books, [], queue)
-        self.batch = set(decision[1])
+        self.batch = {*decision[1], *decision[2]}
         return decision
 
 
 def decision_of(plan: CapacityPlan) -> Decision:
     admitted = [request for request, _ in plan.admitted]
-    return ids(plan.started), ids(admitted), ids(plan.paused)
+    return ids(plan.started), ids(admitted), ids(plan.deferred), ids(plan.paused)
 
 
 @settings(max_examples=300, deadline=None)

@@ -7,6 +7,7 @@ from inflight.api.executor_config import (
     KvCacheConfig,
     SchedulerConfig,
 )
+from inflight.api.kv import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.api.request import OutputConfig, Request, SamplingConfig
 from inflight.api.response import FinishReason, RequestPerfMetrics, Response, Result
 
@@ -16,6 +17,7 @@ __all__ = [
     "ExecutorConfig",
     "FinishReason",
     "KvCacheConfig",
+    "KvCacheRetentionConfig",
     "OutputConfig",
     "Request",
     "RequestPerfMetrics",
@@ -23,4 +25,5 @@ __all__ = [
     "Result",
     "SamplingConfig",
     "SchedulerConfig",
+    "TokenRangeRetentionConfig",
 ]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from inflight.api.kv import KvCacheRetentionConfig
 from inflight.errors import InvalidRequestError
 
 MAX_STOP_WORDS = 64
@@ -135,6 +136,8 @@ class Request:
     """The caller's own id; must not be in flight already."""
     cache_salt: str | None = None
     """Requests reuse each other's KV blocks only where their salts are equal."""
+    kv_cache_retention_config: KvCacheRetentionConfig | None = None
+    """How long its KV blocks are worth keeping; None = all with the default priority."""
     allotted_time_ms: float | None = None
     """> 0; after this many milliseconds the request ends as TIMED_OUT with what it has."""
 

@@ -1,7 +1,20 @@
 """The paged KV cache's books: blocks, tables, reference counts, prefix reuse. See README.md."""
 
 from inflight.kv_cache.extent import KvExtent
+from inflight.kv_cache.identity import PrefixIdentity
 from inflight.kv_cache.manager import KvCacheManager
+from inflight.kv_cache.observer import BlockObserver, ObservedBlock
+from inflight.kv_cache.reservation import BlockCopies
+from inflight.kv_cache.retention import BlockRetention
 from inflight.kv_cache.sequence import RequestCounts
 
-__all__ = ["KvCacheManager", "KvExtent", "RequestCounts"]
+__all__ = [
+    "BlockCopies",
+    "BlockObserver",
+    "BlockRetention",
+    "KvCacheManager",
+    "KvExtent",
+    "ObservedBlock",
+    "PrefixIdentity",
+    "RequestCounts",
+]

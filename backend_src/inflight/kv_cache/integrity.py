@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from inflight.kv_cache.block import Block
 from inflight.kv_cache.pool import BlockPool
-from inflight.kv_cache.radix_tree import Node, RadixTree
+from inflight.kv_cache.radix_tree import Node, RadixTree, Root
 from inflight.kv_cache.sequence import KvSequence
 
 
@@ -18,12 +18,14 @@ def find_faults(
     yield from _reference_faults(pool, sequences)
     yield from _free_faults(pool)
     yield from _tree_faults(pool, tree)
+    yield from _sharing_faults(sequences)
     for sequence in sequences:
         yield from _sequence_faults(sequence, tree)
 
 
 def _reference_faults(pool: BlockPool, sequences: Collection[KvSequence]) -> Iterator[str]:
     holders = Counter(block for sequence in sequences for block in sequence.blocks)
+    holders.update(s.copy_source for s in sequences if s.copy_source is not None)
     for index, block in enumerate(pool.blocks):
         if block.block_id != index:
             yield f"block {index} has the id {block.block_id}"
@@ -62,37 +64,60 @@ def _free_faults(pool: BlockPool) -> Iterator[str]:
 
 
 def _tree_faults(pool: BlockPool, tree: RadixTree) -> Iterator[str]:
-    ages = {block: age for age, block in enumerate(pool.cached_blocks)}
     placed: Counter[Block] = Counter()
-    for digest, child in tree.children.items():
-        if child.parent is not tree or child.key.digest != digest:
-            yield f"the first block {child.block.block_id} is filed wrongly"
+    for root in tree.roots:
+        if tree.root(root.digest) is not root or not root.children:
+            yield "a root without children, or filed wrongly"
+        yield from _children_faults(root, tree)
     for node in tree:
         placed[node.block] += 1
         placed.update(node.copies)
-        yield from _node_faults(node)
-        for digest, child in node.children.items():
-            if child.parent is not node or child.key.digest != digest:
-                yield f"block {child.block.block_id} is filed wrongly"
-            # A child that is not cached is held: then its parent must be held as well.
-            if node.block in ages and ages.get(child.block, len(ages)) > ages[node.block]:
-                yield (
-                    f"block {node.block.block_id} would be evicted before block "
-                    f"{child.block.block_id}, which comes after it"
-                )
+        yield from _node_faults(node, tree)
+        yield from _children_faults(node, tree)
     for block in pool.blocks:
         if placed[block] != (block.node is not None):
             yield f"block {block.block_id} is {placed[block]} times in the tree"
+    reachable = pool.cached_blocks.reachable()
+    for block in pool.cached_blocks:
+        is_leaf = block.node is not None and not block.node.children
+        if is_leaf != (block in reachable):
+            yield f"block {block.block_id} is cached, and eviction takes it for no leaf, or for one"
 
 
-def _node_faults(node: Node) -> Iterator[str]:
+def _children_faults(parent: Node | Root, tree: RadixTree) -> Iterator[str]:
+    for digest, child in parent.children.items():
+        block_id = child.block.block_id
+        if child.parent is not parent or child.key.digest != digest:
+            yield f"block {block_id} is filed wrongly"
+        if isinstance(parent, Node) and child.block.ref_count > 0 and parent.block.ref_count == 0:
+            yield f"block {block_id} is held and block {parent.block.block_id} before it is not"
+    parts = [child for child in parent.children.values() if not child.key.extra_ids]
+    if parent.parts != sorted(parts, key=lambda node: node.key.token_ids):
+        yield "the order of a node's children is wrong"
+
+
+def _node_faults(node: Node, tree: RadixTree) -> Iterator[str]:
     block_id = node.block.block_id
     if node.block.node is not node or any(copy.node is not node for copy in node.copies):
         yield f"block {block_id} or a copy of it has another place in the tree"
-    if any(copy.ref_count != 1 for copy in node.copies):
-        yield f"a copy of block {block_id} is not private"
+    if any(copy.ref_count == 0 for copy in node.copies):
+        yield f"a copy of block {block_id} is held by nobody"
     if node.block.ref_count == 0 and node.copies:
         yield f"block {block_id} is cached although a copy of it is held"
+    if not tree.is_full(node) and (node.children or node.copies):
+        yield f"block {block_id} is not full, and something comes after it or is a copy of it"
+
+
+def _sharing_faults(sequences: Collection[KvSequence]) -> Iterator[str]:
+    """A block has one place in all tables, and only written blocks are shared."""
+    places: dict[Block, int] = {}
+    for sequence in sequences:
+        for index, block in enumerate(sequence.blocks):
+            if places.setdefault(block, index) != index:
+                yield f"block {block.block_id} has two places in the tables"
+            is_written = index * sequence.tokens_per_block < sequence.history_length
+            if block.ref_count > 1 and not is_written:
+                yield f"request {sequence.request_id}: block {block.block_id} is shared, unwritten"
 
 
 def _sequence_faults(sequence: KvSequence, tree: RadixTree) -> Iterator[str]:
@@ -107,13 +132,21 @@ def _sequence_faults(sequence: KvSequence, tree: RadixTree) -> Iterator[str]:
             f"{name}: {sequence.num_committed_tokens} committed, {sequence.history_length} "
             f"written, room for {sequence.capacity} tokens"
         )
-    committed = blocks[: sequence.num_committed_blocks]
+    if sequence.copy_source is not None and not sequence.has_pending_copy:
+        yield f"{name}: the source of a copy is held, and no copy is due"
     for block in blocks[sequence.num_committed_blocks :]:
-        if block.node is not None or block.ref_count > 1:
-            yield f"{name}: block {block.block_id} is not committed, yet known or shared"
-    if len(committed) > len(sequence.known_keys):
+        # Of a block that a fork shares the other holder may have committed it.
+        if block.node is not None and block.ref_count == 1:
+            yield f"{name}: block {block.block_id} is not committed, yet known"
+    if sequence.num_committed_blocks > len(sequence.known_keys):
         yield f"{name}: committed blocks without a key"
-    above: Node | RadixTree = tree
+    yield from _path_faults(sequence, tree, name)
+
+
+def _path_faults(sequence: KvSequence, tree: RadixTree, name: str) -> Iterator[str]:
+    """Whether the committed blocks are a path of the tree from the request's root."""
+    above: Node | Root = tree.root(sequence.root_digest)
+    committed = sequence.blocks[: sequence.num_committed_blocks]
     for block, key in zip(committed, sequence.known_keys, strict=False):
         node = block.node
         if node is None or node.key != key or node.parent is not above:

@@ -2,55 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from inflight.api.executor_config import KvCacheConfig
 from inflight.api.kv import PrefixMatch
 from inflight.api.stats import KvCacheStats
-from inflight.errors import IntegrityError, OutOfBlocksError
+from inflight.errors import IntegrityError
 from inflight.kv_cache.extent import KvExtent
+from inflight.kv_cache.identity import PrefixIdentity, token_bytes
 from inflight.kv_cache.integrity import find_faults
+from inflight.kv_cache.observer import BlockObserver
 from inflight.kv_cache.pool import BlockPool
-from inflight.kv_cache.radix_tree import Node, RadixTree
+from inflight.kv_cache.radix_tree import Node, RadixTree, Root
+from inflight.kv_cache.reservation import NO_COPIES, BlockCopies, Reservation
+from inflight.kv_cache.retention import BlockRetention
 from inflight.kv_cache.sequence import KvSequence, RequestCounts
 
 _MAX_REPORTED_FAULTS = 5
-
-
-class _Growth(NamedTuple):
-    """What ``reserve`` has decided for one sequence."""
-
-    sequence: KvSequence
-    prefix: Sequence[Node]
-    """Reused; empty unless the sequence starts."""
-    num_new_blocks: int
 
 
 class KvCacheManager:
     """The books of the paged KV cache; the KV itself lies with the model runner.
 
     An open request that holds blocks is *started*; ``reserve`` starts it, ``release`` undoes that.
-    In every iteration ``reserve`` makes room, the forward pass writes, ``commit`` says that it did.
-    Blocks that were reserved and not committed never become reusable. Not thread-safe.
+    In every iteration ``reserve`` makes room, the copies it returns are made, the forward pass
+    writes, and ``commit`` says that all this was done. Blocks that were reserved and not committed
+    never become reusable. Not thread-safe.
 
     It satisfies ``scheduler.ports.KvCapacity``. Only ``reserve`` lowers ``num_free_blocks``.
     """
 
     def __init__(
-        self, num_blocks: int, tokens_per_block: int, *, enable_block_reuse: bool = True
+        self,
+        num_blocks: int,
+        config: KvCacheConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        observers: Sequence[BlockObserver] = (),
     ) -> None:
-        """Without ``enable_block_reuse`` nothing is ever shared or kept."""
-        if num_blocks < 1 or tokens_per_block < 1:
-            raise ValueError(f"{num_blocks} KV blocks of {tokens_per_block} tokens: must be >= 1")
+        """``num_blocks``: what the ``config`` came to. ``clock``: seconds, for retention."""
+        if num_blocks < 1:
+            raise ValueError(f"{num_blocks} KV blocks: must be >= 1")
         self._num_blocks = num_blocks
-        self._tokens_per_block = tokens_per_block
-        self._enable_block_reuse = enable_block_reuse
-        self._tree = RadixTree()
-        self._pool = BlockPool(num_blocks, self._tree)
+        self._tokens_per_block = config.tokens_per_block
+        self._reuses = config.enable_block_reuse
+        self._reuses_parts = config.enable_block_reuse and config.enable_partial_reuse
+        self._copies_parts = config.copy_on_partial_reuse
+        self._tree = RadixTree(config.tokens_per_block)
+        self._pool = BlockPool(num_blocks, self._tree, clock, observers)
         self._sequences: dict[int, KvSequence] = {}
         self._num_reused = 0
         self._num_missed = 0
@@ -83,91 +87,115 @@ class KvCacheManager:
         """
         return self._sequences[request_id].table
 
-    def open(self, request_id: int, cache_salt: str | None) -> None:
-        """Makes a request known. It reuses only blocks of requests with an equal salt."""
+    def open(
+        self,
+        request_id: int,
+        identity: PrefixIdentity | None = None,
+        retention: BlockRetention | None = None,
+    ) -> None:
+        """Makes a request known. It reuses only blocks of requests with an equal identity."""
         assert request_id not in self._sequences, f"request {request_id} is already open"
-        self._sequences[request_id] = KvSequence(request_id, cache_salt, self._tokens_per_block)
+        self._sequences[request_id] = KvSequence(
+            request_id, identity or PrefixIdentity(), retention, self._tokens_per_block
+        )
+
+    def fork(self, request_id: int, child_ids: Iterable[int]) -> None:
+        """Opens further requests with the tokens of an open one, in the same blocks.
+
+        For beams and for several sequences of one prompt; it shares also where block reuse is off.
+        Full blocks stay shared. The last block, where it is not full, is shared until its holders
+        write on: ``reserve`` then gives each a copy, and the last one the block itself
+        (``num_new_blocks`` counts it). Call it between ``commit`` and the next ``reserve``.
+        """
+        parent = self._sequences[request_id]
+        num_written = -(-parent.history_length // self._tokens_per_block)
+        assert parent.num_blocks == num_written, "a fork in the middle of an iteration"
+        for child_id in child_ids:
+            assert child_id not in self._sequences, f"request {child_id} is already open"
+            self._sequences[child_id] = parent.fork(child_id)
+            for block in parent.blocks:
+                self._pool.share(block)
 
     def match_prefix(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> PrefixMatch:
         """How much of ``token_ids`` (int32[n], n >= 1) an open request could reuse now.
 
-        At most (n - 1) // tokens_per_block blocks, so that a token is left to compute. Keys are
-        computed once a request: its tokens may only grow from call to call. Changes nothing but
-        what ``request_counts`` will call missed.
+        At most n - 1 tokens, so that one is left to compute: whole blocks, then a beginning of one.
+        Keys are computed once a request: its tokens may only grow from call to call. Changes
+        nothing but what ``request_counts`` will call missed.
         """
-        if not self._enable_block_reuse:
+        if not self._reuses:
             return PrefixMatch(0, 0)
         sequence = self._sequences[request_id]
+        sequence.num_sought_blocks = -(-len(token_ids) // self._tokens_per_block)
         most = (len(token_ids) - 1) // self._tokens_per_block
-        sequence.num_sought_blocks = most
-        nodes = self._tree.match(sequence.keys(token_ids, 0, most))
-        num_referenced = sum(node.block.ref_count > 0 for node in nodes)
-        return PrefixMatch(len(nodes) * self._tokens_per_block, num_referenced)
+        root = self._tree.root(sequence.root_digest)
+        nodes = self._tree.match(root, sequence.keys(token_ids, 0, most))
+        num_tokens = len(nodes) * self._tokens_per_block
+        if self._reuses_parts:
+            parent = nodes[-1] if nodes else root
+            num_tokens += self._num_part_tokens(sequence, parent, token_ids, num_tokens)
+        return PrefixMatch(
+            num_tokens,
+            sum(node.block.ref_count > 0 for node in nodes),
+            sequence.known_keys[len(nodes)].digest if len(nodes) < most else None,
+        )
 
-    def reserve(self, extents: Iterable[KvExtent]) -> None:
+    def _num_part_tokens(
+        self,
+        sequence: KvSequence,
+        parent: Node | Root,
+        token_ids: npt.NDArray[np.int32],
+        start: int,
+    ) -> int:
+        """How many tokens from ``start`` on could be taken from a block that begins with them."""
+        end = min(len(token_ids), start + self._tokens_per_block) - 1
+        if not parent.parts or sequence.identity.extra_bytes(start, end + 1):
+            return 0
+        tokens = token_bytes(token_ids[start:end])
+        return self._tree.longest_part(parent, tokens, only_unused=not self._copies_parts)
+
+    def next_block(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> bytes | None:
+        """The name of the block that a started request makes reusable next, if ``token_ids``
+        (int32[n], all it has) fill it; see ``PrefixMatch.next_block``."""
+        sequence = self._sequences[request_id]
+        index = sequence.num_committed_blocks
+        if not self._reuses or len(token_ids) < (index + 1) * self._tokens_per_block:
+            return None
+        return next(sequence.keys(token_ids, index, index + 1)).digest
+
+    def num_new_blocks(self, request_id: int, end: int) -> int:
+        """Blocks that ``reserve`` takes from the free ones for a started request to write up to
+        token ``end`` (more than are written), if nobody else writes; O(1)."""
+        sequence = self._sequences[request_id]
+        index = sequence.history_length // self._tokens_per_block
+        is_shared = index < sequence.num_blocks and sequence.blocks[index].ref_count > 1
+        num_blocks = -(-end // self._tokens_per_block)
+        return num_blocks - sequence.num_blocks + is_shared
+
+    def reserve(self, extents: Iterable[KvExtent]) -> BlockCopies:
         """Makes every request hold slots for all tokens of its extent; all or nothing.
 
-        A request that is not started reuses [0, extent.start), which must be whole blocks. Raises
-        OutOfBlocksError, with nothing changed, when there are too few blocks or when a prefix is
-        no longer cached. One extent a request.
+        A request that is not started reuses [0, extent.start): all that ``match_prefix`` offered,
+        or fewer whole blocks. The copies that are returned must be made before the forward pass; a
+        request whose copies were not made must be released or closed. Raises OutOfBlocksError, with
+        nothing changed, when there are too few blocks or when a prefix is no longer cached. One
+        extent a request.
         """
-        growths: list[_Growth] = []
+        growing = []
         for extent in extents:
             sequence = self._sequences[extent.request_id]
-            if sequence.capacity < extent.end:
-                growths.append(self._decide_growth(sequence, extent))
-        if not growths:
-            return
-        assert len({growth.sequence for growth in growths}) == len(growths)
-        self._check_fit(growths)
-        # A new block may evict any cached one, so all that the plan reuses is referenced first.
-        for growth in growths:
-            if growth.sequence.num_blocks == 0:
-                self._start(growth.sequence, growth.prefix)
-        for growth in growths:
-            self._grow(growth.sequence, growth.num_new_blocks)
-
-    def _decide_growth(self, sequence: KvSequence, extent: KvExtent) -> _Growth:
-        num_blocks = -(-extent.end // self._tokens_per_block)
-        if sequence.num_blocks > 0 or extent.start == 0:
-            return _Growth(sequence, (), num_blocks - sequence.num_blocks)
-        num_reused, rest = divmod(extent.start, self._tokens_per_block)
-        assert rest == 0 and extent.start < extent.end
-        nodes = self._tree.match(sequence.keys(extent.token_ids, 0, num_reused))
-        if len(nodes) < num_reused:
-            raise OutOfBlocksError(
-                f"request {extent.request_id} was to reuse {num_reused} blocks, "
-                f"{len(nodes)} are cached"
-            )
-        return _Growth(sequence, nodes, num_blocks - num_reused)
-
-    def _check_fit(self, growths: Sequence[_Growth]) -> None:
-        """Cached blocks that the plan reuses stop being free, each once however many share it."""
-        num_new = sum(growth.num_new_blocks for growth in growths)
-        revived = {
-            node.block for growth in growths for node in growth.prefix if node.block.ref_count == 0
-        }
-        if num_new + len(revived) > self._pool.num_free:
-            raise OutOfBlocksError(
-                f"the plan needs {num_new} new and {len(revived)} cached KV blocks, "
-                f"{self._pool.num_free} are free"
-            )
-
-    def _start(self, sequence: KvSequence, prefix: Sequence[Node]) -> None:
-        for node in prefix:
-            self._pool.reference(node.block)
-        sequence.attach([node.block for node in prefix])
-        num_missed = max(0, sequence.num_sought_blocks - len(prefix))
-        sequence.num_reused += len(prefix)
-        sequence.num_missed += num_missed
-        self._num_reused += len(prefix)
-        self._num_missed += num_missed
-
-    def _grow(self, sequence: KvSequence, num_new_blocks: int) -> None:
-        sequence.num_allocated += num_new_blocks
-        sequence.num_allocated_empty += min(num_new_blocks, self._pool.num_empty)
-        for _ in range(num_new_blocks):
-            sequence.append(self._pool.allocate())
+            if sequence.capacity < extent.end or sequence.is_forked:
+                growing.append((sequence, extent))
+        if not growing:
+            return NO_COPIES
+        reservation = Reservation(self._pool, self._tree, prefer_take_over=not self._copies_parts)
+        for sequence, extent in growing:
+            reservation.add(sequence, extent)
+        reservation.check_fit()
+        copies = reservation.carry_out()
+        self._num_reused += reservation.num_reused
+        self._num_missed += reservation.num_missed
+        return copies
 
     def commit(self, extents: Iterable[KvExtent]) -> None:
         """The KV of each extent is written: blocks that became full become reusable at once.
@@ -179,33 +207,66 @@ class KvCacheManager:
             sequence = self._sequences[extent.request_id]
             assert extent.start == sequence.history_length
             assert extent.start < extent.end <= sequence.capacity
+            if sequence.has_pending_copy:
+                self._settle_copy(sequence)
             sequence.history_length = extent.end
+            sequence.written_ids = extent.token_ids
             num_full = extent.end // self._tokens_per_block
-            if num_full > sequence.num_committed_blocks and self._enable_block_reuse:
+            if num_full > sequence.num_committed_blocks and self._reuses:
                 self._commit_blocks(sequence, extent.token_ids, num_full)
+
+    def _settle_copy(self, sequence: KvSequence) -> None:
+        sequence.has_pending_copy = False
+        source, sequence.copy_source = sequence.copy_source, None
+        if source is not None:
+            self._pool.release(source)
 
     def _commit_blocks(
         self, sequence: KvSequence, token_ids: npt.NDArray[np.int32], num_full: int
     ) -> None:
         first = sequence.num_committed_blocks
-        parent: Node | RadixTree = self._tree
-        if first > 0:
-            last_node = sequence.blocks[first - 1].node
-            assert last_node is not None
-            parent = last_node
+        parent = self._last_committed(sequence)
         keys = sequence.keys(token_ids, first, num_full)
-        for block, key in zip(sequence.blocks[first:num_full], keys, strict=True):
-            if not self._pool.commit(block, parent, key):
+        for index, key in enumerate(keys, first):
+            block = sequence.blocks[index]
+            # A fork may have committed the block that both hold.
+            if block.node is None and not self._pool.commit(
+                block, parent, key, sequence.retention_of(index)
+            ):
                 return  # a collision: what comes after it has no place in the tree either
             assert block.node is not None
             parent = block.node
             sequence.num_committed_blocks += 1
 
+    def _last_committed(self, sequence: KvSequence) -> Node | Root:
+        if sequence.num_committed_blocks == 0:
+            return self._tree.root(sequence.root_digest)
+        node = sequence.blocks[sequence.num_committed_blocks - 1].node
+        assert node is not None
+        return node
+
     def release(self, request_id: int) -> None:
-        """Pauses a request: it stays open and holds nothing. Committed blocks stay cached."""
+        """Pauses a request: it stays open and holds nothing. What it wrote stays cached, full
+        blocks and, with partial reuse, the beginning of the last one."""
+        sequence = self._sequences[request_id]
+        if not sequence.has_pending_copy and self._reuses_parts:
+            self._commit_part(sequence)
+        self._settle_copy(sequence)
         # Tail first: eviction then meets a prefix's last block before its first.
-        for block in reversed(self._sequences[request_id].clear()):
+        for block in reversed(sequence.clear()):
             self._pool.release(block)
+
+    def _commit_part(self, sequence: KvSequence) -> None:
+        num_full, rest = divmod(sequence.history_length, self._tokens_per_block)
+        if rest == 0 or sequence.written_ids is None or num_full > sequence.num_committed_blocks:
+            return
+        block = sequence.blocks[num_full]
+        if block.ref_count > 1:
+            return  # a fork goes on writing it
+        key = sequence.part_key(sequence.written_ids)
+        if not key.extra_ids:
+            retention = sequence.retention_of(num_full)
+            self._pool.commit_part(block, self._last_committed(sequence), key, retention)
 
     def close(self, request_id: int) -> None:
         """Ends a request: releases its blocks and forgets it."""
@@ -218,7 +279,7 @@ class KvCacheManager:
         return self._sequences[request_id].counts
 
     def stats(self) -> KvCacheStats:
-        """The pool now, and counts since the start. Reused blocks are not among the allocated."""
+        """The pool now, and counts since the start."""
         pool = self._pool
         return KvCacheStats(
             max_num_blocks=self._num_blocks,

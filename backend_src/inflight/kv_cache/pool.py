@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from inflight.kv_cache.block import Block, BlockKey
-from inflight.kv_cache.eviction import LruEviction
-from inflight.kv_cache.radix_tree import Node, RadixTree
+from inflight.kv_cache.block import Block
+from inflight.kv_cache.eviction import EvictionOrder
+from inflight.kv_cache.identity import BYTES_PER_TOKEN, BlockKey
+from inflight.kv_cache.observer import BlockObserver, ObservedBlock
+from inflight.kv_cache.radix_tree import Node, RadixTree, Root
+from inflight.kv_cache.retention import DEFAULT_RETENTION, Retention
 
 
 class BlockPool:
     """Owns the blocks, their reference counts, and the two kinds of free ones.
 
-    Only ``allocate`` and ``reference`` lower ``num_free``; committing and releasing never do. The
-    scheduler relies on it when it promises a request the blocks up to its end.
+    Only ``allocate`` and ``reference`` lower ``num_free``; committing and releasing
+    never do. The scheduler relies on it when it promises a request the blocks up to its end.
     """
 
-    def __init__(self, num_blocks: int, tree: RadixTree) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        tree: RadixTree,
+        clock: Callable[[], float],
+        observers: Sequence[BlockObserver] = (),
+    ) -> None:
         self.blocks: Sequence[Block] = tuple(Block(block_id) for block_id in range(num_blocks))
         self.num_allocated = 0
-        """Calls of ``allocate`` since the start; ``num_evicted`` of them took a cached block."""
+        """Blocks taken since the start; ``num_evicted`` of them were cached before."""
         self.num_evicted = 0
         self._tree = tree
+        self._observers = tuple(observers)
         # A stack: the block given back last is the one most likely still in the CPU's caches.
         self._empty = list(reversed(self.blocks))
-        self._cached = LruEviction()
+        self._cached = EvictionOrder(clock)
 
     @property
     def num_empty(self) -> int:
@@ -40,29 +50,46 @@ class BlockPool:
         return iter(self._empty)
 
     @property
-    def cached_blocks(self) -> Iterator[Block]:
-        """In the order of eviction."""
-        return iter(self._cached)
+    def cached_blocks(self) -> EvictionOrder:
+        return self._cached
 
     def allocate(self) -> Block:
-        """A block with one reference and no content: an empty one, else the oldest cached one.
+        """A block with one reference and no content: an empty one, else the next to be evicted.
 
         There must be a free block.
         """
-        block = self._empty.pop() if self._empty else self._evict()
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block = self._cached.take()
+            self._give_up(block)
         block.ref_count = 1
         self.num_allocated += 1
         return block
 
+    def take_over(self, block: Block) -> None:
+        """Makes a leaf that its new holder has referenced that holder's own: the tree forgets it.
+
+        Its slots keep their KV. It counts as allocated.
+        """
+        assert block.ref_count > 0
+        self._give_up(block)
+        self.num_allocated += 1
+
     def reference(self, block: Block) -> None:
-        """One more request holds this block, which the tree knows."""
+        """One more holds this block, which the tree knows."""
         assert block.node is not None and block.node.block is block
         if block.ref_count == 0:
             self._cached.remove(block)
         block.ref_count += 1
 
+    def share(self, block: Block) -> None:
+        """One more holds this block, which somebody holds."""
+        assert block.ref_count > 0
+        block.ref_count += 1
+
     def release(self, block: Block) -> None:
-        """One request fewer holds this block. A request releases its blocks tail first."""
+        """One fewer holds this block. A request releases its blocks tail first."""
         assert block.ref_count > 0
         block.ref_count -= 1
         if block.ref_count > 0:
@@ -79,22 +106,29 @@ class BlockPool:
         else:
             self._cached.add(block)
 
-    def commit(self, block: Block, parent: Node | RadixTree, key: BlockKey) -> bool:
-        """Makes a referenced block's content known to the tree, under ``parent``.
+    def commit(
+        self, block: Block, parent: Node | Root, key: BlockKey, retention: Retention | None
+    ) -> bool:
+        """Makes a referenced full block's content known to the tree, under ``parent``.
 
-        Where the tree has the same content already, ``block`` stays private, as a copy; or takes
-        over, if nobody references the block that was there (whose slots become free instead).
-        Returns False when another content has the same digest: the block stays unknown then.
+        Where the tree has the same content already, ``block`` stays as a copy that no match finds;
+        or takes over, if nobody references the block that was there (whose slots become free
+        instead). ``retention`` None: nothing is said, what was there counts. Returns False when
+        another content has the same digest: the block stays unknown then.
         """
         assert block.ref_count > 0 and block.node is None
         node = self._tree.find(parent, key)
         if node is None:
             if not self._tree.can_insert(parent, key):
                 return False
-            block.node = self._tree.insert(parent, key, block)
+            node = self._insert(block, parent, key, retention)
+            for observer in self._observers:
+                observer.stored(ObservedBlock.of(node))
             return True
         block.node = node
+        block.retention = retention or node.block.retention
         if node.block.ref_count > 0:
+            node.block.retention = block.retention
             node.copies.append(block)
             return True
         self._cached.remove(node.block)
@@ -102,14 +136,45 @@ class BlockPool:
         node.block = block
         return True
 
+    def commit_part(
+        self, block: Block, parent: Node | Root, key: BlockKey, retention: Retention | None
+    ) -> None:
+        """Makes the content of a block known that is not full and is about to be released.
+
+        Does nothing where a child of ``parent`` begins with the same tokens.
+        """
+        assert block.ref_count == 1 and block.node is None
+        num_tokens = len(key.token_ids) // BYTES_PER_TOKEN
+        is_within_another = self._tree.longest_part(parent, key.token_ids) == num_tokens
+        if not is_within_another and self._tree.can_insert(parent, key):
+            self._insert(block, parent, key, retention)
+
+    def _insert(
+        self, block: Block, parent: Node | Root, key: BlockKey, retention: Retention | None
+    ) -> Node:
+        """A new leaf; a part that is a beginning of it is of no more use."""
+        part = self._tree.part_within(parent, key)
+        if part is not None and part.block.ref_count == 0:
+            self._cached.remove(part.block)
+            self._tree.remove(part)
+            self._make_empty(part.block)
+        node = block.node = self._tree.insert(parent, key, block)
+        block.retention = retention or DEFAULT_RETENTION
+        return node
+
     def _make_empty(self, block: Block) -> None:
         block.node = None
         self._empty.append(block)
 
-    def _evict(self) -> Block:
-        block = self._cached.take_oldest()
-        assert block.node is not None
-        self._tree.remove(block.node)
+    def _give_up(self, block: Block) -> None:
+        """Forgets the content of a leaf, for its block to be written anew."""
+        node = block.node
+        assert node is not None
+        if self._tree.is_full(node):
+            for observer in self._observers:
+                observer.removed(ObservedBlock.of(node))
+        parent = self._tree.remove(node)
+        if isinstance(parent, Node) and not parent.children:
+            self._cached.became_leaf(parent.block)
         block.node = None
         self.num_evicted += 1
-        return block

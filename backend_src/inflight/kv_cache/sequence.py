@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from inflight.kv_cache.block import Block, BlockKey, block_key, root_digest
+from inflight.kv_cache.block import Block
+from inflight.kv_cache.identity import BlockKey, PrefixIdentity, block_key
+from inflight.kv_cache.retention import BlockRetention, Retention
 
 _FIRST_TABLE_SIZE = 16
 
@@ -21,9 +23,10 @@ class RequestCounts(NamedTuple):
     alloc_new: int
     """Those of ``alloc_total`` that were empty; for the others a cached block was evicted."""
     reused: int
-    """Taken from the tree; not part of ``alloc_total``."""
+    """Found in the tree, whole or in part. A part is copied into a block of ``alloc_total``, so it
+    counts in both."""
     missed: int
-    """Looked up for a start (``match_prefix``) and not reused."""
+    """Of what a start looked up (``match_prefix``), its last block counted too: not reused."""
 
 
 class KvSequence:
@@ -35,11 +38,13 @@ class KvSequence:
               |                       |              |
               known to the tree       KV is written  slots in held blocks
 
-    Only ``KvCacheManager`` changes it.
+    Only the modules of this room change it.
     """
 
     __slots__ = (
         "request_id",
+        "identity",
+        "retention",
         "tokens_per_block",
         "history_length",
         "num_committed_blocks",
@@ -48,6 +53,10 @@ class KvSequence:
         "num_allocated_empty",
         "num_reused",
         "num_missed",
+        "written_ids",
+        "copy_source",
+        "has_pending_copy",
+        "is_forked",
         "_blocks",
         "_table",
         "_table_view",
@@ -55,21 +64,41 @@ class KvSequence:
         "_keys",
     )
 
-    def __init__(self, request_id: int, cache_salt: str | None, tokens_per_block: int) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        identity: PrefixIdentity,
+        retention: BlockRetention | None,
+        tokens_per_block: int,
+    ) -> None:
         self.request_id = request_id
+        self.identity = identity
+        self.retention = retention
         self.tokens_per_block = tokens_per_block
-        self.history_length = 0
-        self.num_committed_blocks = 0
+        self.is_forked = False
+        """Others may hold the block that it writes next, as it was or has a fork."""
         self.num_sought_blocks = 0
         """Blocks that the latest lookup asked for: what is missed if nothing of it is reused."""
         self.num_allocated = 0
         self.num_allocated_empty = 0
         self.num_reused = 0
         self.num_missed = 0
-        self._blocks: list[Block] = []
         self._set_table(np.empty(_FIRST_TABLE_SIZE, dtype=np.int32))
-        self._root_digest = root_digest(cache_salt)
+        self._root_digest = identity.root_digest()
         self._keys: list[BlockKey] = []
+        self._hold_nothing()
+
+    def _hold_nothing(self) -> None:
+        self._blocks: list[Block] = []
+        self.history_length = 0
+        self.num_committed_blocks = 0
+        self.written_ids: npt.NDArray[np.int32] | None = None
+        """int32[history_length], the tokens of the latest commit; None before the first one."""
+        self.copy_source: Block | None = None
+        """Referenced until the copy that the latest ``reserve`` asked for is known to be made."""
+        self.has_pending_copy = False
+        """The block that holds token ``history_length`` has its beginning only after a copy that
+        the latest ``reserve`` asked for; ``commit`` says that it was made."""
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -99,28 +128,43 @@ class KvSequence:
         )
 
     @property
+    def root_digest(self) -> bytes:
+        return self._root_digest
+
+    @property
     def known_keys(self) -> Sequence[BlockKey]:
-        """The keys computed so far."""
+        """The keys of full blocks computed so far."""
         return self._keys
 
+    def retention_of(self, index: int) -> Retention | None:
+        """What the request says about its block ``index``."""
+        if self.retention is None:
+            return None
+        return self.retention.of_block(index, self.tokens_per_block)
+
     def keys(self, token_ids: npt.NDArray[np.int32], first: int, end: int) -> Iterator[BlockKey]:
-        """Keys of blocks [first, end), computed as they are asked for, each one once.
+        """Keys of full blocks [first, end), computed as they are asked for, each one once.
 
         ``token_ids``: int32[n], n >= end * tokens_per_block, all from the start. They may only
         grow from call to call, also over a pause: keys of the tokens before are kept.
         """
         for index in range(first, end):
             while len(self._keys) <= index:
-                self._append_key(token_ids)
+                self._keys.append(self._key(token_ids, len(self._keys)))
             yield self._keys[index]
 
-    def _append_key(self, token_ids: npt.NDArray[np.int32]) -> None:
-        start = len(self._keys) * self.tokens_per_block
-        parent = self._keys[-1].digest if self._keys else self._root_digest
-        self._keys.append(block_key(parent, token_ids[start : start + self.tokens_per_block]))
+    def part_key(self, token_ids: npt.NDArray[np.int32]) -> BlockKey:
+        """The key of the block that holds the last of ``token_ids`` (int32[n]), as far as they go;
+        the keys of all full blocks before it are known."""
+        return self._key(token_ids, (len(token_ids) - 1) // self.tokens_per_block)
+
+    def _key(self, token_ids: npt.NDArray[np.int32], index: int) -> BlockKey:
+        start, end = index * self.tokens_per_block, (index + 1) * self.tokens_per_block
+        parent = self._keys[index - 1].digest if index else self._root_digest
+        return block_key(parent, token_ids[start:end], self.identity.extra_bytes(start, end))
 
     def attach(self, blocks: Sequence[Block]) -> None:
-        """Starts with reused blocks: their tokens are written and committed."""
+        """Starts with whole reused blocks: their tokens are written and committed."""
         assert not self._blocks and self.history_length == 0
         for block in blocks:
             self.append(block)
@@ -135,6 +179,26 @@ class KvSequence:
         self._table[held] = block.block_id
         self._blocks.append(block)
 
+    def replace(self, index: int, block: Block) -> Block:
+        """Puts ``block`` in the place of the block at ``index``, and returns that one."""
+        old, self._blocks[index] = self._blocks[index], block
+        self._table[index] = block.block_id
+        return old
+
+    def fork(self, request_id: int) -> KvSequence:
+        """A sequence of the same tokens in the same blocks, which are thereby held once more."""
+        assert not self.has_pending_copy
+        self.is_forked = True
+        other = KvSequence(request_id, self.identity, self.retention, self.tokens_per_block)
+        for block in self._blocks:
+            other.append(block)
+        other.is_forked = True
+        other.history_length = self.history_length
+        other.num_committed_blocks = self.num_committed_blocks
+        other.written_ids = self.written_ids
+        other._keys = self._keys[: self.history_length // self.tokens_per_block]
+        return other
+
     def _set_table(self, table: npt.NDArray[np.int32]) -> None:
         self._table = table
         self._table_view = table.view()
@@ -142,7 +206,6 @@ class KvSequence:
 
     def clear(self) -> list[Block]:
         """Forgets its blocks and lengths, and returns the blocks; keys and counts are kept."""
-        blocks, self._blocks = self._blocks, []
-        self.history_length = 0
-        self.num_committed_blocks = 0
+        blocks = self._blocks
+        self._hold_nothing()
         return blocks

@@ -9,6 +9,9 @@ blocks, starting from the blocks that are free now:
   costs as much as taking empty ones.
 - Two queued requests that share a prefix are both charged for it. The books thus err only by
   counting too few blocks as free; what a plan admits, ``reserve`` can serve.
+- A queued request that fits, but whose first block that is not in the cache is just what a context
+  before it computes next, is *deferred*: it is charged like an admitted one, so that nobody behind
+  it takes its place, and starts an iteration later with that block reused.
 
 A request whose ``max_total_tokens`` exceed the pool is refused when it is enqueued; the policies
 rely on that.
@@ -26,6 +29,14 @@ from inflight.api.kv import PrefixMatch
 from inflight.batch import LlmRequest, RequestState
 from inflight.scheduler.ports import KvCapacity
 from inflight.scheduler.waiting_queue import rank_key
+
+LEAST_HORIZON = 32
+"""How far MAX_UTILIZATION looks ahead before it lets a request start, in tokens of each request; of
+a long one an eighth of its tokens, because the longer it is, the more a pause makes it replay.
+
+With half the blocks that were wanted (tests/benchmarks/oversubscription.py), of 16, 32, 64 and 128
+tokens 32 gave the most tokens per second for answers of 170 tokens; for answers of 800 it gave 3%
+less than 128, and an eighth, a quarter and a half of the tokens differed by less than 2%."""
 
 
 class AdmittedRequest(NamedTuple):
@@ -45,6 +56,8 @@ class CapacityPlan:
     started: Sequence[LlmRequest]
     """Requests that hold blocks, and for which there are blocks to go on."""
     admitted: Sequence[AdmittedRequest] = ()
+    deferred: Sequence[LlmRequest] = ()
+    """Queued requests that would fit and wait for a block that is about to be computed."""
     paused: Sequence[LlmRequest] = ()
     """Started requests that must give their blocks back."""
 
@@ -87,15 +100,15 @@ class GuaranteedNoEvict:
             - kv.num_held_blocks(request.request_id)
             for request in started
         )
-        admitted: list[AdmittedRequest] = []
+        entrants = _Entrants(started, kv)
         for request in candidates:
             total = blocks_for(request.max_total_tokens, tokens_per_block)
             match = kv.match_prefix(request.request_id, request.token_ids)
             free -= total - match.num_referenced_blocks
             if free < 0:
                 break
-            admitted.append(AdmittedRequest(request, match))
-        return CapacityPlan(started, admitted)
+            entrants.add(request, match)
+        return CapacityPlan(started, entrants.admitted, entrants.deferred)
 
 
 class StaticBatch:
@@ -116,28 +129,28 @@ class StaticBatch:
         joining = [r for r in waiting if r.request_id in self._joining] if self._joining else []
         has_drained = not started and not joining
         plan = self._no_evict.schedule(started, waiting if has_drained else joining, kv)
-        self._joining = frozenset(request.request_id for request, _ in plan.admitted)
+        chosen = [*plan.deferred, *(request for request, _ in plan.admitted)]
+        self._joining = frozenset(request.request_id for request in chosen)
         return plan
 
 
 class MaxUtilization:
-    """Charges every request for one step only; pauses the last in rank when blocks run out.
+    """Charges every request for the near future only; pauses the last in rank when blocks run out.
 
-    One step of a request computes its uncomputed tokens, at most ``max_num_tokens`` (exactly one in
-    the generation phase), and needs ceil(end of the step / tokens_per_block) blocks less those it
-    holds.
+    A started request goes on while there are blocks for its next step: its uncomputed tokens, at
+    most ``max_num_tokens`` (exactly one in the generation phase). When the started ones cannot all
+    go on, requests are paused from the end of rank order; never the first, which alone in the pool
+    always fits.
 
-    A pass either pauses or admits, never both: the blocks of a paused request may be the very ones
-    that an admitted one would share, so the next pass counts what really came free. Requests are
-    paused from the end of rank order,
+    A queued request starts only if it and everybody before it can then get a horizon further than
+    they are, or to their end: LEAST_HORIZON tokens, or an eighth of what each has. That is the
+    hysteresis: what a pause frees is not given away again before it is enough for a while, to a new
+    request as little as to the paused one.
 
-    - when the started ones cannot all go on: never the first, which alone in the pool always fits;
-    - or when the first of the queue does not fit, has never been paused and ranks before them: only
-      if that makes enough room for it.
-
-    Nobody is paused because ``max_batch_size`` requests are started. A request that was paused
-    comes back only when its whole context fits and leaves the others room to go on (``_headroom``);
-    otherwise it would soon be paused again.
+    The first of the queue may have requests paused that rank after it, if it was never paused
+    itself and if that makes enough room. Nobody is paused because ``max_batch_size`` requests are
+    started. A pass either pauses or admits, never both: the blocks of a paused request may be the
+    very ones that an admitted one would share, so the next pass counts what really came free.
     """
 
     def __init__(self, max_batch_size: int, max_num_tokens: int) -> None:
@@ -148,26 +161,25 @@ class MaxUtilization:
         self, started: Sequence[LlmRequest], waiting: Iterable[LlmRequest], kv: KvCapacity
     ) -> CapacityPlan:
         needs = self._step_needs(started, kv)
-        free = kv.num_free_blocks - sum(needs)
-        if free < 0:
-            num_kept, _ = _num_kept(started, needs, 1, -free, kv)
+        num_missing = sum(needs) - kv.num_free_blocks
+        if num_missing > 0:
+            num_kept, _ = _num_kept(started, needs, 1, num_missing, kv)
             return CapacityPlan(started[:num_kept], paused=started[num_kept:])
         candidates = _candidates(waiting, self._max_batch_size - len(started))
-        is_anyone_back = any(request.num_pauses for request in candidates)
-        headroom = _headroom(started, needs, kv) if is_anyone_back else 0
-        admitted: list[AdmittedRequest] = []
+        if not candidates:
+            return CapacityPlan(started)
+        claims = [_claim(r, kv.num_held_blocks(r.request_id), kv) for r in started]
+        free = kv.num_free_blocks - sum(claims)
+        entrants = _Entrants(started, kv)
         for request in candidates:
             match = kv.match_prefix(request.request_id, request.token_ids)
-            need, rest = self._context_needs(request, match, kv.tokens_per_block)
-            wanted = need + rest + headroom if request.num_pauses else need
-            if wanted > free:
-                if not admitted and not request.num_pauses:
-                    return _make_room(request, need - free, started, needs, kv)
+            free -= _claim(request, match.num_referenced_blocks, kv)
+            if free < 0:
+                if request is candidates[0] and not request.num_pauses:
+                    return _make_room(request, -free, started, claims, kv)
                 break
-            free -= need
-            headroom += max(1, rest)
-            admitted.append(AdmittedRequest(request, match))
-        return CapacityPlan(started, admitted)
+            entrants.add(request, match)
+        return CapacityPlan(started, entrants.admitted, entrants.deferred)
 
     def _step_needs(self, started: Sequence[LlmRequest], kv: KvCapacity) -> list[int]:
         """Blocks that the next step of each started request takes from the free ones."""
@@ -185,14 +197,47 @@ class MaxUtilization:
             for r in started
         ]
 
-    def _context_needs(
-        self, request: LlmRequest, match: PrefixMatch, tokens_per_block: int
-    ) -> tuple[int, int]:
-        """Blocks a queued request takes for its first step, and for the rest of its context."""
-        whole = blocks_for(request.num_tokens, tokens_per_block)
-        step_end = min(request.num_tokens, match.num_tokens + self._max_num_tokens)
-        step = blocks_for(step_end, tokens_per_block)
-        return step - match.num_referenced_blocks, whole - step
+
+def _claim(request: LlmRequest, num_held: int, kv: KvCapacity) -> int:
+    """Blocks beyond ``num_held`` to compute all tokens of a request and then its horizon."""
+    num_tokens = request.num_tokens
+    end = min(num_tokens + max(LEAST_HORIZON, num_tokens // 8), request.max_total_tokens)
+    return blocks_for(end, kv.tokens_per_block) - num_held
+
+
+class _Entrants:
+    """The queued requests of one pass for which there is room, in rank order: those that start, and
+    those that wait for a block that one before them is about to compute."""
+
+    def __init__(self, started: Sequence[LlmRequest], kv: KvCapacity) -> None:
+        self.admitted: list[AdmittedRequest] = []
+        self.deferred: list[LlmRequest] = []
+        self._started = started
+        self._kv = kv
+        self._producers: dict[bytes, tuple[float, int]] | None = None
+        """The rank key of whoever computes a block next, by its name; looked up when needed."""
+
+    def add(self, request: LlmRequest, match: PrefixMatch) -> None:
+        """``request`` fits, and ranks after all that were added before."""
+        name = match.next_block
+        if name is not None:
+            if self._producers is None:
+                self._producers = self._started_producers()
+            key = rank_key(request)
+            if self._producers.setdefault(name, key) < key:
+                self.deferred.append(request)
+                return
+            self._producers[name] = key
+        self.admitted.append(AdmittedRequest(request, match))
+
+    def _started_producers(self) -> dict[bytes, tuple[float, int]]:
+        producers: dict[bytes, tuple[float, int]] = {}
+        for request in self._started:
+            if request.state is RequestState.CONTEXT_IN_PROGRESS:
+                name = self._kv.next_block(request.request_id, request.token_ids)
+                if name is not None:
+                    producers.setdefault(name, rank_key(request))
+        return producers
 
 
 def _candidates(waiting: Iterable[LlmRequest], num_slots: int) -> list[LlmRequest]:
@@ -200,30 +245,16 @@ def _candidates(waiting: Iterable[LlmRequest], num_slots: int) -> list[LlmReques
     return list(islice(waiting, max(num_slots, 0)))
 
 
-def _headroom(started: Sequence[LlmRequest], needs: Sequence[int], kv: KvCapacity) -> int:
-    """Blocks the started requests want after this step: the rest of a context, at least one."""
-    tokens_per_block = kv.tokens_per_block
-    return sum(
-        max(
-            1,
-            blocks_for(request.num_tokens, tokens_per_block)
-            - kv.num_held_blocks(request.request_id)
-            - need,
-        )
-        for request, need in zip(started, needs, strict=True)
-    )
-
-
 def _make_room(
     request: LlmRequest,
     num_missing: int,
     started: Sequence[LlmRequest],
-    needs: Sequence[int],
+    claims: Sequence[int],
     kv: KvCapacity,
 ) -> CapacityPlan:
     """Pauses requests that rank after a queued one for its sake; nobody, if that is too little."""
     first_victim = bisect_right(started, rank_key(request), key=rank_key)
-    num_kept, num_missing = _num_kept(started, needs, first_victim, num_missing, kv)
+    num_kept, num_missing = _num_kept(started, claims, first_victim, num_missing, kv)
     if num_missing > 0:
         return CapacityPlan(started)
     return CapacityPlan(started[:num_kept], paused=started[num_kept:])
@@ -238,8 +269,9 @@ def _num_kept(
 ) -> tuple[int, int]:
     """How many started requests stay when ``num_missing`` blocks are won by pausing from the end.
 
-    Stops at ``first_victim``. The second number is what is then still missing (<= 0: nothing).
-    Blocks that only paused requests share are not counted as won, which may pause one too many.
+    A pause wins what the request was charged (``needs``) and what it holds alone. Stops at
+    ``first_victim``. The second number is what is then still missing (<= 0: nothing). Blocks that
+    only paused requests share are not counted as won, which may pause one too many.
     """
     num_kept = len(started)
     while num_missing > 0 and num_kept > first_victim:

@@ -34,6 +34,11 @@ class KvCapacity(Protocol):
         """Blocks that become free if this request is released: held by nobody else."""
         ...
 
+    def next_block(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> bytes | None:
+        """The name of the block that a started request makes reusable next, if ``token_ids``
+        (int32[n], all it has) fill it; to be compared with ``PrefixMatch.next_block``."""
+        ...
+
     def match_prefix(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> PrefixMatch:
         """How much of ``token_ids`` (int32[n]) could be reused now by this queued request."""
         ...

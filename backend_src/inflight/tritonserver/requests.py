@@ -20,6 +20,7 @@ from inflight.tritonserver.limits import end_ids, max_tokens, time_limit_ms
 from inflight.tritonserver.parameters import parameter_fields, sampling_parameter_fields
 from inflight.tritonserver.parsed import Door, ParsedRequest, RawRequest, Wants
 from inflight.tritonserver.prompts import prompt_ids
+from inflight.tritonserver.retention import retention_config
 from inflight.tritonserver.tensors import batch_size, refuse, rows
 from inflight.tritonserver.words import (
     bad_word_sequences,
@@ -50,6 +51,7 @@ _SAMPLING = (
 def read_request(pb_request: Any) -> RawRequest:
     """The fields of a ``pb_utils.InferenceRequest`` under their canonical names."""
     request_id = str(pb_request.request_id())
+    requested_outputs = frozenset(pb_request.requested_output_names())
     parameters = parameter_fields(pb_request.parameters())
     tensors = {tensor.name(): tensor.as_numpy() for tensor in pb_request.inputs()}
     if _is_stop(tensors, parameters):
@@ -60,6 +62,7 @@ def read_request(pb_request: Any) -> RawRequest:
             streaming=False,
             elements=(),
             wants=Wants(),
+            requested_outputs=requested_outputs,
         )
     elements = _elements(tensors)
     for element in elements:
@@ -79,6 +82,7 @@ def read_request(pb_request: Any) -> RawRequest:
             num_input_tokens=_for_all(elements, "return_num_input_tokens"),
             num_output_tokens=_for_all(elements, "return_num_output_tokens"),
         ),
+        requested_outputs=requested_outputs,
     )
 
 
@@ -202,6 +206,7 @@ def _build(
         priority=fields.get("priority", 0.5),
         client_id=client_id,
         cache_salt=fields.get("cache_salt") or None,
+        kv_cache_retention_config=retention_config(fields),
         allotted_time_ms=time_limit_ms(fields),
     )
 

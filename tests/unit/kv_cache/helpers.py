@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inflight.kv_cache import KvCacheManager, KvExtent
+from inflight.api import KvCacheConfig
+from inflight.kv_cache import KvCacheManager, KvExtent, PrefixIdentity
 
 T = 4
 
 
-def make_kv_cache(num_blocks: int = 11, *, enable_block_reuse: bool = True) -> KvCacheManager:
-    return KvCacheManager(num_blocks, T, enable_block_reuse=enable_block_reuse)
+def make_kv_cache(num_blocks: int = 11, **reuse: bool) -> KvCacheManager:
+    """``reuse``: the switches of KvCacheConfig. Without a word, blocks are reused whole only."""
+    config = KvCacheConfig(tokens_per_block=T, **{"enable_partial_reuse": False} | reuse)
+    return KvCacheManager(num_blocks, config)
 
 
 def tokens(*blocks: int, tail: int = 0) -> npt.NDArray[np.int32]:
@@ -32,7 +35,7 @@ def run(
     kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32], salt: str | None = None
 ) -> int:
     """Opens a request and computes all its tokens in one iteration; returns the tokens reused."""
-    kv.open(request_id, salt)
+    kv.open(request_id, PrefixIdentity(salt))
     start = kv.match_prefix(request_id, token_ids).num_tokens
     step = [extent(request_id, token_ids, start)]
     kv.reserve(step)
@@ -50,7 +53,7 @@ def take_all(kv: KvCacheManager, request_id: int) -> list[int]:
     """Fills the free part of the pool with one request: its table is the order of eviction."""
     count = kv.num_free_blocks
     token_ids = np.arange(5000, 5000 + count * T, dtype=np.int32)
-    kv.open(request_id, None)
+    kv.open(request_id)
     kv.reserve([extent(request_id, token_ids)])
     return table(kv, request_id)
 

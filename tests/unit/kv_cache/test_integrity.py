@@ -8,8 +8,9 @@ import pytest
 
 from inflight.errors import IntegrityError
 from inflight.kv_cache import KvCacheManager
-from inflight.kv_cache.block import Block, BlockKey
-from inflight.kv_cache.radix_tree import Node
+from inflight.kv_cache.block import Block
+from inflight.kv_cache.identity import BlockKey
+from inflight.kv_cache.radix_tree import Node, Root
 from tests.unit.kv_cache.helpers import extent, make_kv_cache, run, table, tokens
 
 
@@ -19,8 +20,8 @@ def make_busy_cache() -> KvCacheManager:
     run(kv, 1, tokens(10, 20, tail=1))
     run(kv, 2, tokens(10, 20, tail=2))
     twins = [extent(3, tokens(50)), extent(4, tokens(50))]
-    kv.open(3, None)
-    kv.open(4, None)
+    kv.open(3)
+    kv.open(4)
     kv.reserve(twins)
     kv.commit(twins)
     run(kv, 5, tokens(60, 70))
@@ -66,15 +67,43 @@ def lose_a_cached_block(kv: KvCacheManager) -> None:
 
 
 def cache_an_unknown_block(kv: KvCacheManager) -> None:
-    kv._pool._cached.add(kv._pool._empty.pop())
+    kv._pool._cached._tickets[kv._pool._empty.pop()] = 1000
 
 
 def leave_a_place_to_an_empty_block(kv: KvCacheManager) -> None:
     kv._pool._empty[0].node = node_of(kv, 6)
 
 
-def evict_a_prefix_before_its_end(kv: KvCacheManager) -> None:
-    kv._pool._cached.add(kv._pool._cached.take_oldest())
+def take_an_inner_block_for_a_leaf(kv: KvCacheManager) -> None:
+    kv._pool._cached.became_leaf(kv._pool.blocks[6])
+
+
+def lose_a_leaf(kv: KvCacheManager) -> None:
+    kv._pool._cached._leaves.clear()
+
+
+def cache_a_prefix_of_what_is_held(kv: KvCacheManager) -> None:
+    kv._pool.blocks[7].ref_count = 1
+    kv._pool._cached.remove(kv._pool.blocks[7])
+
+
+def disorder_the_parts(kv: KvCacheManager) -> None:
+    node = node_of(kv, 0)
+    assert isinstance(node.parent, Root)
+    node.parent.parts.reverse()
+
+
+def file_a_root_wrongly(kv: KvCacheManager) -> None:
+    kv._tree._roots[b"wrong"] = Root(b"other")
+
+
+def have_something_after_a_part(kv: KvCacheManager) -> None:
+    kv._tree._full_size += 4
+
+
+def keep_the_source_of_a_copy(kv: KvCacheManager) -> None:
+    kv._pool.share(kv._pool.blocks[0])
+    kv._sequences[3].copy_source = kv._pool.blocks[0]
 
 
 def detach_a_block(kv: KvCacheManager) -> None:
@@ -94,10 +123,21 @@ def point_two_nodes_at_one_block(kv: KvCacheManager) -> None:
     node_of(kv, 6).block = kv._pool.blocks[7]
 
 
-def share_a_copy(kv: KvCacheManager) -> None:
+def share_a_block_at_another_place(kv: KvCacheManager) -> None:
     copy = node_of(kv, 4).copies[0]
     kv._sequences[1].append(copy)
     copy.ref_count += 1
+
+
+def share_what_nobody_has_written(kv: KvCacheManager) -> None:
+    block = kv._pool.allocate()
+    kv._pool.share(block)
+    kv._sequences[3].append(block)
+    kv._sequences[4].append(block)
+
+
+def hold_a_copy_by_nobody(kv: KvCacheManager) -> None:
+    node_of(kv, 4).copies[0].ref_count = 0
 
 
 def put_a_copy_above_its_cached_twin(kv: KvCacheManager) -> None:
@@ -129,7 +169,7 @@ def write_past_the_end(kv: KvCacheManager) -> None:
 
 
 def forget_a_commit(kv: KvCacheManager) -> None:
-    kv._sequences[1].num_committed_blocks = 1
+    kv._sequences[3].num_committed_blocks = 0
 
 
 def commit_without_a_key(kv: KvCacheManager) -> None:
@@ -152,19 +192,27 @@ def take_other_content_for_its_own(kv: KvCacheManager) -> None:
         (lose_a_cached_block, "block 7 with 0 references is 0 times among the free"),
         (cache_an_unknown_block, "is cached and no match finds it"),
         (leave_a_place_to_an_empty_block, "is empty and has a place in the tree"),
-        (evict_a_prefix_before_its_end, "block 6 would be evicted before block 7"),
+        (take_an_inner_block_for_a_leaf, "block 6 is cached, and eviction takes it for"),
+        (lose_a_leaf, "block 7 is cached, and eviction takes it for no leaf"),
+        (cache_a_prefix_of_what_is_held, "block 7 is held and block 6 before it is not"),
+        (disorder_the_parts, "the order of a node's children is wrong"),
+        (file_a_root_wrongly, "a root without children, or filed wrongly"),
+        (have_something_after_a_part, "block 0 is not full, and something comes after it"),
+        (keep_the_source_of_a_copy, "request 3: the source of a copy is held"),
         (detach_a_block, "block 7 is 0 times in the tree"),
         (file_under_a_wrong_digest, "block 1 is filed wrongly"),
-        (file_a_first_block_wrongly, "first block 0 is filed wrongly"),
+        (file_a_first_block_wrongly, "block 0 is filed wrongly"),
         (point_two_nodes_at_one_block, "block 7 or a copy of it has another place"),
-        (share_a_copy, "a copy of block 4 is not private"),
+        (share_a_block_at_another_place, "block 5 has two places in the tables"),
+        (share_what_nobody_has_written, "request 3: block 8 is shared, unwritten"),
+        (hold_a_copy_by_nobody, "a copy of block 4 is held by nobody"),
         (put_a_copy_above_its_cached_twin, "block 4 is cached although a copy of it is held"),
         (change_a_table, "request 1: the table differs"),
         (hold_a_block_twice, "request 3: a block is twice in the table"),
         (hold_a_block_of_another_pool, "a table has a block of no pool"),
         (commit_what_is_not_written, "request 3: 4 committed, 3 written"),
         (write_past_the_end, "13 written, room for 12"),
-        (forget_a_commit, "request 1: block 1 is not committed, yet known or shared"),
+        (forget_a_commit, "request 3: block 4 is not committed, yet known"),
         (commit_without_a_key, "request 1: committed blocks without a key"),
         (take_other_content_for_its_own, "request 3: block 4 has a wrong place in the tree"),
     ],
@@ -179,7 +227,7 @@ def test_spoiled_books_are_found(spoil: Callable[[KvCacheManager], None], compla
 
 
 def test_a_report_stays_short() -> None:
-    kv = KvCacheManager(1000, 4)
+    kv = make_kv_cache(1000)
     kv._pool._empty.clear()
     with pytest.raises(IntegrityError) as caught:
         kv.check_integrity()

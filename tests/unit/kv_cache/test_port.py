@@ -11,11 +11,13 @@ from inflight.kv_cache import KvCacheManager
 from inflight.scheduler.ports import KvCapacity
 from tests.unit.kv_cache.helpers import make_kv_cache, run, tokens
 
-ASKED = sorted(name for name in vars(KvCapacity) if name.startswith(("num_", "tokens_", "match_")))
+ASKED = sorted(
+    name for name in vars(KvCapacity) if name.startswith(("num_", "tokens_", "match_", "next_"))
+)
 
 
 def test_the_port_asks_for_something() -> None:
-    assert len(ASKED) >= 6
+    assert len(ASKED) >= 7
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -34,6 +36,6 @@ def test_every_question_of_the_port_has_an_answer(name: str) -> None:
 def test_a_match_is_what_the_scheduler_expects() -> None:
     kv = make_kv_cache()
     run(kv, 1, tokens(10, tail=1))
-    kv.open(2, None)
+    kv.open(2)
     match = kv.match_prefix(2, tokens(10, tail=1))
     assert match == PrefixMatch(num_tokens=4, num_referenced_blocks=1)

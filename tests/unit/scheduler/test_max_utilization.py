@@ -27,40 +27,55 @@ def paused_once(request: LlmRequest, kv: FakeCapacity) -> LlmRequest:
     return request
 
 
-def test_a_context_is_charged_for_its_next_chunk_only() -> None:
-    kv = FakeCapacity(num_blocks=3, tokens_per_block=T)
-    long = make_request(1, 40, 8)
-    assert outcome(MaxUtilization(8, 12).schedule([], [long], kv)) == ([], [1], [])
-    assert outcome(MaxUtilization(8, 13).schedule([], [long], kv)) == ([], [], [])
+def admits(request: LlmRequest, num_blocks: int) -> bool:
+    """Whether an idle engine of so many blocks starts the request."""
+    kv = FakeCapacity(num_blocks=num_blocks, tokens_per_block=T)
+    return outcome(MaxUtilization(8, 12).schedule([], [request], kv)) == ([], [1], [])
 
 
-def test_a_later_chunk_is_charged_from_its_position() -> None:
+def test_a_queued_request_is_charged_for_all_it_has_and_a_horizon() -> None:
+    for request, needed in (
+        (make_request(1, 20, 100), 13),  # 20 + 32 tokens
+        (make_request(1, 21, 100), 14),
+        (make_request(1, 20, 8), 7),  # its end is nearer than the horizon
+        (make_request(1, 400, 100), 113),  # 400 + 400 / 8
+    ):
+        assert admits(request, needed) and not admits(request, needed - 1)
+
+
+def test_what_it_shares_with_a_started_request_is_not_charged() -> None:
+    prompt = list(range(10, 30))
+    for num_blocks, admitted in ((14, []), (15, [2])):
+        kv = FakeCapacity(num_blocks=num_blocks, tokens_per_block=T)
+        started = [start(make_request(1, prompt, 4), kv, 20)]  # holds 5, wants 1 more
+        twin = make_request(2, prompt, 100, arrival_time=1.0)  # 13, of which it reuses 4
+        assert outcome(MaxUtilization(8, 64).schedule(started, [twin], kv)) == ([1], admitted, [])
+
+
+def test_the_started_keep_a_horizon_when_somebody_wants_to_join() -> None:
+    for num_blocks, admitted in ((11, []), (12, [2])):
+        kv = FakeCapacity(num_blocks=num_blocks, tokens_per_block=T)
+        started = [start(make_request(1, 7, 100), kv, 7)]  # 8 tokens in 2 blocks; 40 want 10
+        tiny = make_request(2, 4, 4, arrival_time=1.0)  # 2 blocks to its end
+        assert outcome(MaxUtilization(8, 64).schedule(started, [tiny], kv)) == ([1], admitted, [])
+
+
+def test_the_rest_of_a_started_context_counts_too() -> None:
+    for num_blocks, admitted in ((12, []), (13, [2])):
+        kv = FakeCapacity(num_blocks=num_blocks, tokens_per_block=T)
+        started = [start(make_request(1, 40, 4), kv, 8)]  # holds 2 of the 11 to its end
+        tiny = make_request(2, 4, 4, arrival_time=1.0)
+        assert outcome(MaxUtilization(8, 8).schedule(started, [tiny], kv)) == ([1], admitted, [])
+
+
+def test_the_started_go_on_as_long_as_the_next_step_fits() -> None:
     policy = MaxUtilization(8, 8)
-    behind = make_request(2, 4, 1, arrival_time=1.0)
-    for num_blocks, admitted in ((4, []), (5, [2])):
+    for num_blocks, paused in ((5, []), (4, [2])):
         kv = FakeCapacity(num_blocks=num_blocks, tokens_per_block=T)
-        started = [start(make_request(1, 40, 8), kv, 8)]  # holds 2, the next chunk needs 2
-        assert outcome(policy.schedule(started, [behind], kv)) == ([1], admitted, [])
-
-
-def test_the_first_chunk_of_a_queued_request_begins_after_what_it_reuses() -> None:
-    prompt = list(range(10, 50))
-    for num_blocks, admitted in ((7, []), (8, [2])):
-        kv = FakeCapacity(num_blocks=num_blocks, tokens_per_block=T)
-        started = [start(make_request(1, prompt[:19], 8), kv, 19)]  # 5 blocks, no more now
-        twin = make_request(2, prompt, 8, arrival_time=1.0)  # reuses 16 tokens, computes 12
-        assert outcome(MaxUtilization(8, 12).schedule(started, [twin], kv)) == ([1], admitted, [])
-
-
-def test_a_generation_is_charged_a_block_when_its_last_token_begins_one() -> None:
-    policy = MaxUtilization(8, 64)
-    kv = FakeCapacity(num_blocks=2, tokens_per_block=T)
-    begins_block = [start(make_request(1, 4, 8), kv, 4)]  # 5 tokens, 1 block
-    behind = make_request(2, 1, 1, arrival_time=1.0)
-    assert outcome(policy.schedule(begins_block, [behind], kv)) == ([1], [], [])
-    kv = FakeCapacity(num_blocks=2, tokens_per_block=T)
-    inside_block = [start(make_request(1, 3, 8), kv, 3)]  # 4 tokens, 1 block
-    assert outcome(policy.schedule(inside_block, [behind], kv)) == ([1], [2], [])
+        chunked = start(make_request(1, 40, 8), kv, 8)  # 2 blocks held, 2 for the next chunk
+        inside_a_block = start(make_request(2, 3, 8), kv, 3)  # 1 block, none for the next token
+        plan = policy.schedule([chunked, inside_a_block], [], kv)
+        assert outcome(plan) == ([1, 2] if not paused else [1], [], paused)
 
 
 def test_pauses_the_last_in_rank_when_the_started_cannot_all_go_on() -> None:
@@ -104,7 +119,7 @@ def test_a_pass_that_pauses_admits_nobody() -> None:
 
 
 def test_a_queued_request_pauses_only_those_that_rank_after_it() -> None:
-    kv = FakeCapacity(num_blocks=4, tokens_per_block=T)
+    kv = FakeCapacity(num_blocks=6, tokens_per_block=T)
     started = [
         start(make_request(1, 7, 8, arrival_time=0.0), kv, 7),
         start(make_request(2, 7, 8, arrival_time=2.0), kv, 7),
@@ -117,7 +132,7 @@ def test_a_queued_request_pauses_only_those_that_rank_after_it() -> None:
 
 
 def test_a_queued_request_pauses_nobody_where_that_is_too_little() -> None:
-    kv = FakeCapacity(num_blocks=4, tokens_per_block=T)
+    kv = FakeCapacity(num_blocks=6, tokens_per_block=T)
     started = [
         start(make_request(1, 7, 8, arrival_time=0.0), kv, 7),
         start(make_request(2, 7, 8, arrival_time=2.0), kv, 7),
@@ -140,26 +155,17 @@ def test_the_request_count_pauses_nobody() -> None:
     assert outcome(MaxUtilization(2, 64).schedule(started, [urgent], kv)) == ([1, 2], [], [])
 
 
-def test_a_paused_request_comes_back_when_its_whole_context_and_one_block_each_are_free() -> None:
-    policy = MaxUtilization(8, 8)  # the first chunk alone would need 2 blocks
-    for num_blocks, admitted in ((7, []), (8, [9])):
+def test_a_paused_request_comes_back_when_all_can_get_a_horizon_further() -> None:
+    for num_blocks, admitted in ((29, []), (30, [9])):
         kv = FakeCapacity(num_blocks=num_blocks, tokens_per_block=T, reuse=False)
-        back = paused_once(make_request(9, 14, 8, arrival_time=9.0), kv)  # 15 tokens: 4 blocks
-        started = [start(make_request(i, 3, 8), kv, 3) for i in (1, 2)]  # 1 block each
+        back = paused_once(make_request(9, 14, 100, arrival_time=9.0), kv)  # 15 + 32: 12 blocks
+        started = [start(make_request(i, 3, 100), kv, 3) for i in (1, 2)]  # 4 + 32: 9 each
+        policy = MaxUtilization(8, 8)
         assert outcome(policy.schedule(started, [back], kv)) == ([1, 2], admitted, [])
 
 
-def test_a_paused_request_leaves_the_rest_of_a_started_context_free() -> None:
-    policy = MaxUtilization(8, 8)
-    for num_blocks, admitted in ((8, []), (9, [9])):
-        kv = FakeCapacity(num_blocks=num_blocks, tokens_per_block=T, reuse=False)
-        back = paused_once(make_request(9, 6, 8, arrival_time=9.0), kv)  # 7 tokens: 2 blocks
-        started = [start(make_request(1, 28, 4), kv, 8)]  # holds 2, takes 2 now, 3 more later
-        assert outcome(policy.schedule(started, [back], kv)) == ([1], admitted, [])
-
-
 def test_a_paused_request_that_does_not_fit_holds_back_those_behind() -> None:
-    kv = FakeCapacity(num_blocks=5, tokens_per_block=T, reuse=False)
+    kv = FakeCapacity(num_blocks=6, tokens_per_block=T, reuse=False)
     back = paused_once(make_request(1, 14, 2, arrival_time=1.0), kv)
     started = [start(make_request(2, 3, 8), kv, 3)]
     tiny = make_request(3, 1, 1, arrival_time=2.0)

@@ -81,13 +81,13 @@ def test_a_second_request_reuses_what_the_first_holds() -> None:
 
 def test_a_paused_request_runs_again_and_finishes() -> None:
     engine = SimulatedEngine(
-        make_scheduler(Policy.MAX_UTILIZATION), FakeCapacity(num_blocks=5, tokens_per_block=4)
+        make_scheduler(Policy.MAX_UTILIZATION), FakeCapacity(num_blocks=24, tokens_per_block=4)
     )
-    requests = [make_request(i, 6, 8) for i in (1, 2)]  # 4 blocks each in the end
+    requests = [make_request(i, 6, 80) for i in (1, 2)]  # 22 blocks each in the end
     for request in requests:
         engine.waiting.push(request)
     while engine.has_work:
         engine.step()
     assert [request.num_pauses for request in requests] == [0, 1]
-    assert [request.num_generated_tokens for request in requests] == [8, 8]
+    assert [request.num_generated_tokens for request in requests] == [80, 80]
     assert engine.finished == requests

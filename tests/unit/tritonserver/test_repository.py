@@ -220,7 +220,10 @@ def test_the_unary_model_passes_requests_on(repository: Path) -> None:
     model.initialize(arguments())
     texts = [np.array([[b"a"]], dtype=object), np.array([[b"b"]], dtype=object)]
     requests = [
-        fake_pb_utils.InferenceRequest(inputs=[fake_pb_utils.Tensor("text_input", text)])
+        fake_pb_utils.InferenceRequest(
+            inputs=[fake_pb_utils.Tensor("text_input", text)],
+            requested_output_names=["text_output"],
+        )
         for text in texts
     ]
 

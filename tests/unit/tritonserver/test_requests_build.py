@@ -80,6 +80,7 @@ EFFECTS: dict[str, tuple[Any, Callable[[Request], Any], Any]] = {
 """Field -> a value, what it changes in the Request, and to what."""
 
 SEEN_ELSEWHERE = {
+    **{e.field: "test_retention.py" for e in SERVED_INPUTS if e.field.startswith("retention_")},
     "input_lengths": "test_input_lengths_cuts_the_padding",
     "embedding_bias_words": "test_words_get_their_weights",
     "embedding_bias_weights": "test_words_get_their_weights",

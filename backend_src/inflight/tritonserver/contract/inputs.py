@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inflight.tritonserver.contract.retention import RETENTION
 from inflight.tritonserver.contract.types import Dtype, InputField
 
 _PROMPT = (
@@ -311,4 +312,6 @@ _OUTPUTS_WANTED = (
     ),
 )
 
-SERVED: tuple[InputField, ...] = _PROMPT + _LENGTH + _SAMPLING + _SERVICE + _OUTPUTS_WANTED
+SERVED: tuple[InputField, ...] = (
+    _PROMPT + _LENGTH + _SAMPLING + _SERVICE + RETENTION + _OUTPUTS_WANTED
+)

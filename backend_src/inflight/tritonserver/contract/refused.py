@@ -16,7 +16,6 @@ _NO_SPECULATION = "speculative decoding is not served"
 _NO_GUIDE = "guided decoding is not served"
 _NO_PROMPT_TABLE = "prompt tuning is not served"
 _NO_MEDIA = "multimodal prompts are not served"
-_NO_RETENTION = "KV cache retention priorities are not served"
 _NO_LOGITS = "logits are not returned; return_log_probs gives log-probs of the chosen tokens"
 _NO_PHASES = "context and generation run in one engine; they are not served apart"
 _FIXED_TOP_P = "top_p stays the same for the whole answer"
@@ -160,16 +159,6 @@ _SPECULATION = (
     _refused("eagle_config", _S, _NO_SPECULATION, door="parameter"),
 )
 
-_RETENTION = (
-    _refused("retention_token_range_starts", _I, _NO_RETENTION, dims=_LIST, neutral=(-1,)),
-    _refused("retention_token_range_ends", _I, _NO_RETENTION, dims=_LIST, neutral=(-1,)),
-    _refused("retention_token_range_priorities", _I, _NO_RETENTION, dims=_LIST, neutral=(-1,)),
-    _refused("retention_token_range_durations_ms", _I, _NO_RETENTION, dims=_LIST, neutral=(-1,)),
-    _refused("retention_decode_priority", _I, _NO_RETENTION, neutral=(-1,)),
-    _refused("retention_decode_duration_ms", _I, _NO_RETENTION, neutral=(-1,)),
-    _refused("kv_cache_retention_config", _S, _NO_RETENTION, door="parameter"),
-)
-
 _GUIDE = (
     _refused("guided_decoding_guide_type", _S, _NO_GUIDE, neutral=("",)),
     _refused("guided_decoding_guide", _S, _NO_GUIDE, neutral=("",)),
@@ -190,16 +179,14 @@ _SERVICE = (
     ),
     _refused("sampling_config", _S, _FIELDS_APART, door="parameter"),
     _refused("output_config", _S, _FIELDS_APART, door="parameter"),
+    _refused(
+        "kv_cache_retention_config",
+        _S,
+        "send its fields as the retention_* inputs",
+        door="parameter",
+    ),
 )
 
 REFUSED: tuple[InputField, ...] = (
-    _BEAMS
-    + _SAMPLING
-    + _LOGITS
-    + _OTHER_MODELS
-    + _ADAPTERS
-    + _SPECULATION
-    + _RETENTION
-    + _GUIDE
-    + _SERVICE
+    _BEAMS + _SAMPLING + _LOGITS + _OTHER_MODELS + _ADAPTERS + _SPECULATION + _GUIDE + _SERVICE
 )

@@ -1,0 +1,52 @@
+"""BlockObserver: who wants to hear which full blocks become reusable, and which cease to be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from inflight.kv_cache.identity import BlockKey
+from inflight.kv_cache.radix_tree import Node, Root
+from inflight.kv_cache.retention import Retention
+
+
+class ObservedBlock(NamedTuple):
+    """A full block of the prefix index, as it is at the moment of the call."""
+
+    block_id: int
+    key: BlockKey
+    parent_digest: bytes | None
+    """None: the first block of a sequence."""
+    root_digest: bytes
+    """``PrefixIdentity.root_digest`` of the requests that can reuse it."""
+    retention: Retention
+
+    @classmethod
+    def of(cls, node: Node) -> ObservedBlock:
+        parent = node.parent
+        root: Node | Root = parent
+        while isinstance(root, Node):
+            root = root.parent
+        return cls(
+            node.block.block_id,
+            node.key,
+            parent.key.digest if isinstance(parent, Node) else None,
+            root.digest,
+            node.block.retention,
+        )
+
+
+class BlockObserver(Protocol):
+    """Called on the engine thread, from inside ``commit`` and ``reserve``: it must be quick, must
+    not raise and must not call the KV cache. Parts of blocks are never told."""
+
+    def stored(self, block: ObservedBlock) -> None:
+        """A match finds this block from now on."""
+        ...
+
+    def removed(self, block: ObservedBlock) -> None:
+        """No match finds it any more; its slots go to somebody else.
+
+        They are still intact: an offloader that wants the KV must read it before the copies that
+        ``reserve`` is about to return, and before the forward pass.
+        """
+        ...

@@ -1,0 +1,283 @@
+"""KvProgram: a KV cache driven as an engine would, and everything it holds read back.
+
+Whoever runs it chooses by a ``random.Random``: seeded, or hypothesis's own, which shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from inflight.api import KvCacheConfig, KvCacheRetentionConfig, TokenRangeRetentionConfig
+from inflight.errors import OutOfBlocksError
+from inflight.kv_cache import BlockRetention, KvCacheManager, KvExtent, PrefixIdentity
+from tests.fakes.checked_kv_store import CheckedKvStore
+from tests.fakes.kv_program_checks import OpenRequest, check_blocks, check_histories, check_tree
+
+SALTS = (None, None, "", "tenant")
+PREFIXES = ([0] * 8, [0] * 5, [0, 0, 1, 1, 0, 0, 1, 1], [])
+MAX_OPEN = 6
+OUTCOMES = (
+    "written",
+    "written",
+    "written",
+    "written",
+    "written",
+    "failed",
+    "failed and retried",
+    "not even copied",
+)
+
+
+@dataclass
+class Tally:
+    """What programs came to, so that a test can see that they did something."""
+
+    reused_parts: int = 0
+    own_copies: int = 0
+    taken_over: int = 0
+    refused: int = 0
+    evicted: int = 0
+    pauses: int = 0
+    forks: int = 0
+    failures: int = 0
+    steps: int = 0
+
+
+class KvProgram:
+    """Two token ids, short prompts and a small pool: equal prefixes and shortage are frequent."""
+
+    def __init__(self, rng: Random, tally: Tally) -> None:
+        self.rng = rng
+        self.tally = tally
+        self.now = 0.0
+        self.reuse = rng.random() < 0.8
+        self.copies = rng.random() < 0.7
+        num_blocks, size = rng.randint(3, 20), rng.randint(1, 4)
+        config = KvCacheConfig(
+            tokens_per_block=size,
+            enable_block_reuse=self.reuse,
+            enable_partial_reuse=rng.random() < 0.8,
+            copy_on_partial_reuse=self.copies,
+        )
+        self.kv = KvCacheManager(num_blocks, config, clock=lambda: self.now)
+        self.store = CheckedKvStore(num_blocks, size)
+        self.requests: dict[int, OpenRequest] = {}
+        self.num_opened = 0
+
+    def run(self, num_steps: int) -> None:
+        """So many steps, with every check after each."""
+        for _ in range(num_steps):
+            step = self._next_step()
+            step()
+            self.check()
+            self.tally.steps += 1
+        self.tally.evicted += self.kv.stats().evicted_blocks
+
+    def _next_step(self) -> Callable[[], None]:
+        if not self.requests:
+            return self.open
+        if len(self.requests) > MAX_OPEN:
+            return self.close
+        steps = (
+            *(self.open, self.iterate, self.iterate, self.iterate, self.iterate),
+            *(self.pause, self.close, self.close, self.fork, self.too_much, self.wait),
+        )
+        return self.rng.choice(steps)
+
+    # What happens.
+
+    def open(self) -> None:
+        """A family of requests with a common prefix."""
+        salt, common = self.rng.choice(SALTS), self.rng.choice(PREFIXES)
+        for _ in range(self.rng.randint(1, 3)):
+            tokens = common + [self.rng.randint(0, 1) for _ in range(self.rng.randint(1, 4))]
+            self.kv.open(self._next_id(), PrefixIdentity(salt), self._retention(len(tokens)))
+            self.requests[self.num_opened] = OpenRequest(salt, tokens)
+
+    def iterate(self) -> None:
+        """One iteration over some of the requests: reserve, copy, write, and mostly commit."""
+        chosen = sorted(self.requests)
+        if self.rng.random() < 0.5:
+            chosen = self.rng.sample(chosen, self.rng.randint(1, len(chosen)))
+        plan = [self._extent(request_id) for request_id in chosen]
+        needed = [self._needed(extent) for extent in plan]
+        before, free = self._observable(), self.kv.num_free_blocks
+        try:
+            copies = self.kv.reserve(plan)
+        except OutOfBlocksError:
+            self.tally.refused += 1
+            assert self._observable() == before
+            assert sum(needed) > free
+            return
+        self._count(plan, len(copies.target_ids))
+        targets = copies.target_ids.tolist()
+        assert len(set(targets)) == len(targets)
+        assert not set(targets) & set(copies.source_ids.tolist())
+        for extent in plan:
+            self.requests[extent.request_id].started = True
+        self.kv.check_integrity()
+        outcome = self.rng.choice(OUTCOMES)
+        if outcome != "not even copied":
+            self.store.copy_blocks(*copies)
+        if outcome == "written":
+            self._write(plan)
+            self.kv.commit(plan)
+            assert len(plan) != 1 or free - self.kv.num_free_blocks == needed[0]
+        else:
+            self._fail(plan, outcome == "failed and retried")
+
+    def pause(self) -> None:
+        self.tally.pauses += 1
+        request_id = self._pick()
+        expected = self.kv.num_free_blocks + self.kv.num_releasable_blocks(request_id)
+        self.kv.release(request_id)
+        self.requests[request_id].pause()
+        assert self.kv.num_free_blocks == expected
+
+    def close(self) -> None:
+        request_id = self._pick()
+        expected = self.kv.num_free_blocks + self.kv.num_releasable_blocks(request_id)
+        self.kv.close(request_id)
+        del self.requests[request_id]
+        assert self.kv.num_free_blocks == expected
+
+    def fork(self) -> None:
+        """Beams: they go on with tokens of their own from what is written."""
+        parent_id = self._pick()
+        parent = self.requests[parent_id]
+        child_ids = [self._next_id() for _ in range(self.rng.randint(1, 2))]
+        free = self.kv.num_free_blocks
+        self.kv.fork(parent_id, child_ids)
+        assert self.kv.num_free_blocks == free
+        kept = max(parent.written, 1) if parent.started else len(parent.tokens)
+        for child_id in child_ids:
+            tokens = parent.tokens[:kept]
+            self.requests[child_id] = OpenRequest(
+                parent.salt, tokens, parent.written, parent.started
+            )
+        self.tally.forks += 1
+
+    def too_much(self) -> None:
+        """A plan that cannot fit changes nothing."""
+        request_id = self._pick()
+        request = self.requests[request_id]
+        plan = [self._extent(other_id) for other_id in sorted(self.requests.keys() - {request_id})]
+        endless = np.zeros(self.kv.num_blocks * self.kv.tokens_per_block + 1, dtype=np.int32)
+        endless[: len(request.tokens)] = request.tokens[: len(endless)]
+        start = request.written if request.started else 0
+        extent = KvExtent(request_id, start, endless)
+        plan.insert(self.rng.randint(0, len(plan)), extent)
+        before = self._observable()
+        try:
+            self.kv.reserve(plan)
+        except OutOfBlocksError:
+            assert self._observable() == before
+        else:
+            raise AssertionError("more was reserved than there is")
+
+    def wait(self) -> None:
+        self.now += self.rng.choice((0.5, 5.0))
+
+    # How an iteration is made.
+
+    def _next_id(self) -> int:
+        self.num_opened += 1
+        return self.num_opened
+
+    def _pick(self) -> int:
+        return self.rng.choice(sorted(self.requests))
+
+    def _retention(self, prompt_length: int) -> BlockRetention | None:
+        if self.rng.random() < 0.6:
+            return None
+        duration_ms = self.rng.choice((None, 1000))
+        item = TokenRangeRetentionConfig(
+            token_start=self.rng.randint(0, 4),
+            priority=self.rng.choice((0, 35, 100)),
+            duration_ms=duration_ms,
+        )
+        config = KvCacheRetentionConfig(
+            token_range_retention_configs=(item,),
+            decode_retention_priority=self.rng.choice((0, 35, 100)),
+            decode_duration_ms=duration_ms,
+        )
+        return BlockRetention(config, prompt_length)
+
+    def _extent(self, request_id: int) -> KvExtent:
+        request, size = self.requests[request_id], self.kv.tokens_per_block
+        start = request.written
+        if not request.started:
+            match = self.kv.match_prefix(request_id, request.array())
+            num_whole = match.num_tokens // size
+            assert match.num_tokens < len(request.tokens)
+            assert 0 <= match.num_referenced_blocks <= num_whole
+            assert self.reuse or match == (0, 0, None)
+            start = match.num_tokens
+            if self.rng.random() < 0.3:
+                start = self.rng.randint(0, num_whole) * size
+        elif start == len(request.tokens):
+            request.tokens.append(self.rng.randint(0, 1))
+        remaining = len(request.tokens) - start
+        num_tokens = remaining if self.rng.random() < 0.5 else self.rng.randint(1, remaining)
+        return KvExtent(request_id, start, request.array()[: start + num_tokens])
+
+    def _needed(self, extent: KvExtent) -> int:
+        """Free blocks that the extent takes if it is alone in its plan; in company it may be less:
+        a cached prefix is taken once, and the last holder of a shared block writes it itself."""
+        request = self.requests[extent.request_id]
+        if request.started:
+            return self.kv.num_new_blocks(extent.request_id, extent.end)
+        match = self.kv.match_prefix(extent.request_id, request.array())
+        # Who holds a block holds those before it, so the referenced ones come first.
+        num_referenced = min(match.num_referenced_blocks, extent.start // self.kv.tokens_per_block)
+        return -(-extent.end // self.kv.tokens_per_block) - num_referenced
+
+    def _count(self, plan: list[KvExtent], num_copies: int) -> None:
+        size = self.kv.tokens_per_block
+        num_parts = sum(
+            not self.requests[e.request_id].started and e.start % size > 0 for e in plan
+        )
+        num_own = sum(self.requests[e.request_id].started and e.start % size > 0 for e in plan)
+        self.tally.reused_parts += num_parts
+        if num_own == 0:
+            self.tally.taken_over += num_parts - num_copies
+        elif num_parts == 0:
+            self.tally.own_copies += num_copies
+
+    def _write(self, plan: list[KvExtent]) -> None:
+        for extent in plan:
+            request = self.requests[extent.request_id]
+            table = self.kv.block_table(extent.request_id)
+            self.store.write(table, request.tokens[: extent.end], extent.start, request.salt)
+            request.written = extent.end
+
+    def _fail(self, plan: list[KvExtent], retried: bool) -> None:
+        """A forward that failed leaves garbage where it should have written."""
+        self.tally.failures += 1
+        for extent in plan:
+            self.store.spoil(self.kv.block_table(extent.request_id), extent.start, extent.end)
+        for extent in plan:
+            if retried:
+                self.kv.release(extent.request_id)
+                self.requests[extent.request_id].pause()
+            else:
+                self.kv.close(extent.request_id)
+                del self.requests[extent.request_id]
+
+    def check(self) -> None:
+        """What must hold at any time."""
+        check_blocks(self.kv, self.requests)
+        check_histories(self.kv, self.store, self.requests)
+        check_tree(self.kv, self.store, SALTS)
+
+    def _observable(self) -> object:
+        tables = {i: self.kv.block_table(i).tolist() for i in self.requests}
+        counts = {i: self.kv.request_counts(i) for i in self.requests}
+        order = [(b.block_id, b.retention) for b in self.kv._pool.cached_blocks]
+        empty = [block.block_id for block in self.kv._pool.empty_blocks]
+        references = [block.ref_count for block in self.kv._pool.blocks]
+        return tables, counts, order, empty, references, self.kv.stats()
