@@ -1,15 +1,16 @@
-"""Microseconds a layer of the native attention: python tests/benchmarks/native_attention_speed.py
+"""Microseconds a layer of the native attention: python -m tests.benchmarks.native_attention_speed
 
-Heads of SmolLM2-135M (9 query heads, 3 KV heads of 64), bf16. Every call attends another layer, so
-K and V come from memory and not from the cores' own caches. Each figure is the best call. GB/s
-counts K and V as read once; GFLOP/s the products with keys that are seen. ``Zen 4`` is what the
-best kernel of an earlier study took on two cores of another machine, for orientation.
+Heads of SmolLM2-135M (9 query heads, 3 KV heads of 64). One row a case: the KV dtypes side by side,
+called in turn; each figure is the best call. Every call attends another layer, so K and V come from
+memory and not from the cores' own caches. GB/s counts the stored K and V as read once, beside what
+the same threads reach by only reading; GFLOP/s the products with keys that are seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,25 +22,17 @@ from inflight.native.library import Isa, NativeLibrary, load_native
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 9, 3, 64
 KV_BYTES = 1 << 28
 MAX_LAYERS = 48
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.int8}
 
-CASES: dict[str, tuple[list[tuple[int, int]], str]] = {
-    "B1 ctx128": ([(1, 128)], "6"),
-    "B8 ctx128": ([(1, 128)] * 8, "36-40"),
-    "B32 ctx128": ([(1, 128)] * 32, "235"),
-    "B64 ctx128": ([(1, 128)] * 64, "430-470"),
-    "B1 ctx512": ([(1, 512)], "11-14"),
-    "B8 ctx512": ([(1, 512)] * 8, "133-220"),
-    "B32 ctx512": ([(1, 512)] * 32, "813-890"),
-    "B64 ctx512": ([(1, 512)] * 64, "1034-1680"),
-    "B1 ctx2048": ([(1, 2048)], "125"),
-    "B8 ctx2048": ([(1, 2048)] * 8, "834-1164"),
-    "B32 ctx2048": ([(1, 2048)] * 32, "2800-3500"),
-    "context 512": ([(512, 512)], "1080-1140"),
-    "context 2048": ([(2048, 2048)], "16700"),
-    "chunk 512 at 1536": ([(512, 2048)], "7080"),
-    "chunk 256 + 31 at 512": ([(256, 512)] + [(1, 512)] * 31, "1170"),
+CASES: dict[str, list[tuple[int, int]]] = {
+    **{f"B{b} ctx{n}": [(1, n)] * b for n in (256, 2048) for b in (1, 8, 32, 64)},
+    "B1 ctx8192": [(1, 8192)],
+    "context 512": [(512, 512)],
+    "context 2048": [(2048, 2048)],
+    "chunk 512 at 1536": [(512, 2048)],
+    "chunk 256 + 31 at 512": [(256, 512)] + [(1, 512)] * 31,
 }
-"""(rows, context length) of each sequence, and the figure of the study."""
+"""(rows, context length) of each sequence."""
 
 
 def make_rows(sequences: list[tuple[int, int]], tokens_per_block: int) -> PackedInputs:
@@ -67,35 +60,68 @@ def make_rows(sequences: list[tuple[int, int]], tokens_per_block: int) -> Packed
     )
 
 
-def best_microseconds(
-    library: NativeLibrary, inputs: PackedInputs, tokens_per_block: int, seconds: float
-) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Filled storage of one dtype."""
+
+    attention: NativeAttention
+    num_layers: int
+    kv_bytes: int
+    """Of one layer."""
+
+
+def make_subject(
+    library: NativeLibrary, inputs: PackedInputs, tokens_per_block: int, dtype: torch.dtype
+) -> Subject:
     num_blocks = int((-(-inputs.context_lens // tokens_per_block)).sum())
-    layer_bytes = num_blocks * tokens_per_block * NUM_KV_HEADS * 2 * HEAD_DIM * 2
+    of_one = NativeAttention(
+        library, num_layers=1, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype=dtype
+    )
+    layer_bytes = num_blocks * tokens_per_block * of_one.kv_bytes_per_token
     num_layers = max(2, min(MAX_LAYERS, KV_BYTES // layer_bytes))
     attention = NativeAttention(
-        library,
-        num_layers=num_layers,
-        num_kv_heads=NUM_KV_HEADS,
-        head_dim=HEAD_DIM,
-        dtype=torch.bfloat16,
+        library, num_layers=num_layers, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype=dtype
     )
     attention.allocate(num_blocks, tokens_per_block)
-    attention.storage.normal_()
+    if dtype is torch.int8:
+        attention.storage.fill_(0x3C)  # four such bytes, where scales lie, are 0.0115
+    else:
+        attention.storage.normal_()
+    kv_bytes = int(inputs.context_lens.sum()) * of_one.kv_bytes_per_token
+    return Subject(attention=attention, num_layers=num_layers, kv_bytes=kv_bytes)
+
+
+def best_seconds(subjects: list[Subject], inputs: PackedInputs, seconds: float) -> list[float]:
+    """Of each subject, called in turn for ``seconds`` each."""
     rules = LayerRules(
-        num_heads=NUM_HEADS, head_dim=HEAD_DIM, scale=0.125, cos_sin=torch.rand(4096, HEAD_DIM)
+        num_heads=NUM_HEADS, head_dim=HEAD_DIM, scale=0.125, cos_sin=torch.rand(8192, HEAD_DIM)
     )
     num_tokens = len(inputs.position_ids)
     qkv = torch.randn(num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
     out = torch.empty(num_tokens, NUM_HEADS * HEAD_DIM, dtype=torch.bfloat16)
-    attention.plan(inputs)
+    for subject in subjects:
+        subject.attention.plan(inputs)
+    best = [float("inf")] * len(subjects)
+    end = time.perf_counter() + seconds * len(subjects)
+    layer = 0
+    while time.perf_counter() < end:
+        for i, subject in enumerate(subjects):
+            start = time.perf_counter()
+            subject.attention.attend(layer % subject.num_layers, rules, qkv, out)
+            best[i] = min(best[i], time.perf_counter() - start)
+        layer += 1
+    return best
+
+
+def read_gigabytes_per_second(seconds: float) -> float:
+    """Of reading 256 MiB with torch's threads."""
+    numbers = torch.ones(KV_BYTES // 4)
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:
-        for layer in range(num_layers):
-            start = time.perf_counter()
-            attention.attend(layer, rules, qkv, out)
-            best = min(best, time.perf_counter() - start)
-    return best * 1e6
+        start = time.perf_counter()
+        numbers.sum()
+        best = min(best, time.perf_counter() - start)
+    return numbers.nbytes / best / 1e9
 
 
 def main() -> None:
@@ -104,31 +130,44 @@ def main() -> None:
     parser.add_argument("--tokens-per-block", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
-    parser.add_argument("--isa", nargs="*", default=[], help="avx2, avx512, amx, portable")
+    parser.add_argument("--isa", default="", help="portable, avx2, avx512, amx; the best if empty")
+    parser.add_argument("--kv", nargs="*", default=["bf16", "int8"], help="bf16, fp32, int8")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    arguments = parser.parse_args()
-    library = load_native(arguments.cache_dir)
+    options = parser.parse_args()
+    library = load_native(options.cache_dir)
     if library is None:
         raise SystemExit("there is no native library to time")
-    library.set_num_threads(arguments.threads)
-    isas = [Isa[name.upper()] for name in arguments.isa] or [library.best_isa]
-    columns = "".join(f"{isa.name.lower():>10}{'GB/s':>7}{'GFLOP/s':>9}" for isa in isas)
-    print(f"{'us per layer':24}{columns}   Zen 4")
-    for name, (sequences, study) in CASES.items():
-        if arguments.only not in name:
-            continue
-        inputs = make_rows(sequences, arguments.tokens_per_block)
-        read = sum(length for _, length in sequences) * NUM_KV_HEADS * 2 * HEAD_DIM * 2
-        seen = sum(rows * length - rows * (rows - 1) // 2 for rows, length in sequences)
-        line = f"{name:24}"
-        for isa in isas:
-            with library.limited_to(isa):
-                us = best_microseconds(
-                    library, inputs, arguments.tokens_per_block, arguments.seconds
-                )
-            flops = seen * NUM_HEADS * HEAD_DIM * 4
-            line += f"{us:10.1f}{read / us / 1e3:7.1f}{flops / us / 1e3:9.0f}"
-        print(f"{line}   {study}")
+    library.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
+    isa = Isa[options.isa.upper()] if options.isa else library.best_isa
+    print(f"{isa.name.lower()}, {options.threads} threads", end="; ")
+    print(f"they read {read_gigabytes_per_second(options.seconds):.1f} GB/s")
+    print(f"{'us per layer':24}" + "".join(f"{kv:>10}   GB/s  GFLOP/s" for kv in options.kv))
+    with library.limited_to(isa):
+        for name, sequences in CASES.items():
+            if options.only in name:
+                report(name, sequences, library, options)
+
+
+def report(
+    name: str,
+    sequences: list[tuple[int, int]],
+    library: NativeLibrary,
+    options: argparse.Namespace,
+) -> None:
+    inputs = make_rows(sequences, options.tokens_per_block)
+    subjects = [
+        make_subject(library, inputs, options.tokens_per_block, DTYPES[kv]) for kv in options.kv
+    ]
+    seen = sum(rows * length - rows * (rows - 1) // 2 for rows, length in sequences)
+    flops = seen * NUM_HEADS * HEAD_DIM * 4
+    line = f"{name:24}"
+    for subject, best in zip(
+        subjects, best_seconds(subjects, inputs, options.seconds), strict=True
+    ):
+        rate, speed = subject.kv_bytes / best / 1e9, flops / best / 1e9
+        line += f"{best * 1e6:10.1f}{rate:7.1f}{speed:9.0f}"
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

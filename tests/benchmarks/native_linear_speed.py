@@ -5,8 +5,12 @@
     OMP_NUM_THREADS=2 python tests/benchmarks/native_linear_speed.py [--rows 1,8,32] [--kinds bf16]
 
 The shapes are SmolLM2-135M's: 30 layers of query-key-value, output, gate-and-up, down, and the
-head. Each layer has weights of its own, so that they come from memory as in service. The figure is
-the fastest of the repeats: other work on the machine can only add to it.
+head. Each layer has weights of its own, so that they come from memory as in service. What is
+compared takes turns (A B A B), and a figure is the fastest of the turns: other work on the machine
+can only add to it. "of read" is the share of the rate at which the same run reads 256 MiB, "of
+matmul" that of torch's bf16 product of large matrices. ``--other FILE`` takes turns with a library
+that was built from other sources, as of an earlier commit. ``--calls`` shows instead what a call
+costs on the way to the kernels, by ctypes and as a torch custom op.
 """
 
 from __future__ import annotations
@@ -14,15 +18,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.native.library import Isa, load_native
+from inflight.native.library import Isa, NativeLibrary, load_native
 from inflight.native.linear import NativeLinear
 from inflight.native.packed import PackedLinear, WeightKind, pack_gate_up, pack_linear
+from inflight.native.torch_ops import register_torch_ops
 
 HIDDEN, INTERMEDIATE, QKV, VOCABULARY, LAYERS = 576, 1536, 960, 49152, 30
 PARAMETERS = LAYERS * HIDDEN * (QKV + HIDDEN + 3 * INTERMEDIATE) + HIDDEN * VOCABULARY
@@ -56,24 +64,29 @@ def random_weight(n: int, k: int) -> Tensor:
     return torch.randn(n, k) / k**0.5
 
 
-def native_step(kind: WeightKind, ops: NativeLinear) -> tuple[Callable[[Buffers], None], int]:
-    """One iteration's linears, and the bytes of weights that it reads."""
+Layer = tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear]
+Step = Callable[[Buffers], None]
+
+
+def weights_of(kind: WeightKind) -> tuple[list[Layer], PackedLinear]:
+    """The layers' query-key-value, output, gate-and-up and down, and the head."""
 
     def plain(n: int, k: int) -> PackedLinear:
         return pack_linear(random_weight(n, k), None, kind)
 
-    layers = []
-    for _ in range(LAYERS):
+    def gate_up() -> PackedLinear:
         gate, up = random_weight(INTERMEDIATE, HIDDEN), random_weight(INTERMEDIATE, HIDDEN)
-        layers.append(
-            (
-                plain(QKV, HIDDEN),
-                plain(HIDDEN, HIDDEN),
-                pack_gate_up(gate, up, kind),
-                plain(HIDDEN, INTERMEDIATE),
-            )
-        )
-    head = plain(VOCABULARY, HIDDEN)
+        return pack_gate_up(gate, up, kind)
+
+    layers = [
+        (plain(QKV, HIDDEN), plain(HIDDEN, HIDDEN), gate_up(), plain(HIDDEN, INTERMEDIATE))
+        for _ in range(LAYERS)
+    ]
+    return layers, plain(VOCABULARY, HIDDEN)
+
+
+def native_step(layers: list[Layer], head: PackedLinear, ops: NativeLinear) -> tuple[Step, int]:
+    """One iteration's linears, and the bytes of weights that it reads."""
 
     def step(b: Buffers) -> None:
         for qkv, output, gate_up, down in layers:
@@ -87,7 +100,7 @@ def native_step(kind: WeightKind, ops: NativeLinear) -> tuple[Callable[[Buffers]
     return step, sum(packed.data.numel() for packed in everything)
 
 
-def torch_step() -> tuple[Callable[[Buffers], None], int]:
+def torch_step() -> tuple[Step, int]:
     def plain(n: int, k: int) -> Tensor:
         return random_weight(n, k).to(torch.bfloat16)
 
@@ -113,54 +126,106 @@ def torch_step() -> tuple[Callable[[Buffers], None], int]:
     return step, 2 * PARAMETERS
 
 
-def fastest(action: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest run, of at least three."""
-    action()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
+def alternated(actions: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Seconds of each action's fastest turn, of at least three."""
+    for action in actions.values():
         action()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    best = dict.fromkeys(actions, float("inf"))
+    turns, end = 0, time.perf_counter() + seconds * len(actions)
+    while turns < 3 or time.perf_counter() < end:
+        for name, action in actions.items():
+            start = time.perf_counter()
+            action()
+            best[name] = min(best[name], time.perf_counter() - start)
+        turns += 1
+    return best
 
 
-def read_bandwidth(seconds: float) -> float:
-    """GB/s of reading 256 MiB."""
-    numbers = torch.ones(64 << 20)
-    return numbers.numel() * numbers.element_size() / fastest(numbers.sum, seconds) / 1e9
+def limits(seconds: float) -> tuple[float, float]:
+    """GB/s of reading 256 MiB, and GFLOP/s of a bf16 product of matrices of 2048 by 2048."""
+    numbers, side = torch.ones(64 << 20), 2048
+    matrix = torch.randn(side, side).bfloat16()
+    best = alternated({"read": numbers.sum, "product": lambda: matrix @ matrix}, seconds)
+    return numbers.nbytes / best["read"] / 1e9, 2 * side**3 / best["product"] / 1e9
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", default="1,8,16,32,64,256,512")
     parser.add_argument("--kinds", default="bf16,q8_0,q4_1")
     parser.add_argument("--isa", default="AMX", choices=[isa.name for isa in Isa])
     parser.add_argument("--seconds", type=float, default=0.5, help="of each figure")
     parser.add_argument("--cache-dir", default="")
+    parser.add_argument("--other", type=Path, help="a library to take turns with")
     parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--calls", action="store_true")
     options = parser.parse_args()
     library = load_native(options.cache_dir)
     if library is None:
         parser.exit(1)
-    with library.limited_to(Isa[options.isa]):
-        report(options, library.isa.name, NativeLinear(library))
+    libraries = {"": library}
+    if options.other:
+        libraries["other "] = NativeLibrary(options.other)
+    with ExitStack() as limited:
+        for one in libraries.values():
+            one.set_num_threads(torch.get_num_threads())
+            limited.enter_context(one.limited_to(Isa[options.isa]))
+        if options.calls:
+            report_calls(library, options.seconds)
+        else:
+            report(options, library.isa.name, libraries)
 
 
-def report(options: argparse.Namespace, isa: str, ops: NativeLinear) -> None:
-    steps = {f"{isa} {kind}": native_step(kind, ops) for kind in options.kinds.split(",")}
+def report(options: argparse.Namespace, isa: str, libraries: dict[str, NativeLibrary]) -> None:
+    ops = {name: NativeLinear(library) for name, library in libraries.items()}
+    steps = {}
+    for kind in options.kinds.split(","):
+        layers, head = weights_of(kind)
+        for name, linear in ops.items():
+            steps[f"{name}{isa} {kind}"] = native_step(layers, head, linear)
     if not options.no_torch:
         steps["torch bf16"] = torch_step()
-    print(f"{torch.get_num_threads()} threads of torch, read {read_bandwidth(0.5):.0f} GB/s")
-    print(f"{'rows':>5} {'kind':14} {'ms':>8} {'GB/s':>7} {'GFLOP/s':>8}")
+    print(f"{torch.get_num_threads()} threads")
+    print(
+        f"{'rows':>5} {'kind':20}{'ms':>9}{'GB/s':>7}{'of read':>9}{'GFLOP/s':>9}{'of matmul':>10}"
+    )
     for rows in map(int, options.rows.split(",")):
+        read, product = limits(options.seconds)
         buffers = Buffers.of(rows)
         flops = 2 * (rows * (PARAMETERS - HIDDEN * VOCABULARY))
         flops += 2 * len(buffers.logits) * HIDDEN * VOCABULARY
-        for name, (step, weight_bytes) in steps.items():
-            taken = fastest(lambda step=step, buffers=buffers: step(buffers), options.seconds)
-            rates = f"{weight_bytes / taken / 1e9:7.1f} {flops / taken / 1e9:8.0f}"
-            print(f"{rows:5} {name:14} {taken * 1e3:8.2f} {rates}", flush=True)
+        best = alternated(
+            {name: partial(step, buffers) for name, (step, _) in steps.items()}, options.seconds
+        )
+        for name, (_, weight_bytes) in steps.items():
+            taken = best[name]
+            bytes_rate, flops_rate = weight_bytes / taken / 1e9, flops / taken / 1e9
+            print(
+                f"{rows:5} {name:20}{taken * 1e3:9.2f}{bytes_rate:7.1f}{bytes_rate / read:9.0%}"
+                f"{flops_rate:9.0f}{flops_rate / product:10.0%}",
+                flush=True,
+            )
+
+
+def report_calls(library: NativeLibrary, seconds: float) -> None:
+    register_torch_ops(library)
+    library.set_num_threads(1)
+    linear, op = NativeLinear(library), torch.ops.inflight.linear.default
+    packed = pack_linear(random_weight(32, 32), None, "bf16")
+    x, y = torch.randn(1, 32).bfloat16(), torch.empty(1, 32, dtype=torch.bfloat16)
+    calls: dict[str, Callable[[], object]] = {
+        "ctypes": lambda: linear(x, packed, y),
+        "ctypes, new result": lambda: linear(x, packed, x.new_empty(1, 32)),
+        "custom op": lambda: op(x, packed.data, packed.bias, "bf16", 32),
+    }
+    repeated = {name: partial(repeat, call, 100) for name, call in calls.items()}
+    for name, taken in alternated(repeated, seconds).items():
+        print(f"{name:20}{taken / 100 * 1e6:7.1f} us")
+
+
+def repeat(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()
 
 
 if __name__ == "__main__":

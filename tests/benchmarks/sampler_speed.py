@@ -1,15 +1,15 @@
 """Microseconds of Sampler.sample: python tests/benchmarks/sampler_speed.py
 
-Each figure is the best of several calls on fresh copies of the same logits (the copy is not timed),
-shaped like a language model's: a normal bulk with a few tall peaks. ``argmax`` is numpy alone, the
-floor of the greedy rows.
+With numpy's kernels and with the native ones, in turn, and how many times faster those are. Each
+figure is the best of several calls on fresh copies of the same logits (the copy is not timed),
+shaped like a language model's: a normal bulk with a few tall peaks.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,10 @@ import numpy.typing as npt
 
 from inflight import Request, SamplingConfig
 from inflight.batch import LlmRequest
+from inflight.native.library import load_native
+from inflight.native.sampling import NativeSampling
 from inflight.sampling import Sampler
+from inflight.sampling.kernels import NumpySampling, SamplingKernels
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -28,6 +31,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "top_k 50, top_p 0.9": {"top_k": 50, "top_p": 0.9},
     "min_p 0.05": {"min_p": 0.05},
 }
+Logits = npt.NDArray[np.float32]
 BATCH_SIZES = (1, 8, 64)
 PROMPT_TOKENS = 512
 
@@ -56,15 +60,28 @@ def make_requests(rows: int, vocab_size: int, settings: dict[str, Any]) -> list[
 
 
 def best_microseconds(
-    call: Callable[[npt.NDArray[np.float32]], object], logits: npt.NDArray[np.float32], repeats: int
-) -> float:
-    best = float("inf")
+    calls: Sequence[Callable[[Logits], object]], logits: Logits, repeats: int
+) -> list[float]:
+    """Of each call, made in turn."""
+    best = [float("inf")] * len(calls)
     for _ in range(repeats):
-        fresh = logits.copy()
-        start = time.perf_counter()
-        call(fresh)
-        best = min(best, time.perf_counter() - start)
-    return best * 1e6
+        for index, call in enumerate(calls):
+            fresh = logits.copy()
+            start = time.perf_counter()
+            call(fresh)
+            best[index] = min(best[index], time.perf_counter() - start)
+    return [seconds * 1e6 for seconds in best]
+
+
+def sampling_call(
+    kernels: SamplingKernels, settings: dict[str, Any], rows: int, vocab_size: int
+) -> Callable[[Logits], object]:
+    sampler = Sampler(vocab_size=vocab_size, normalize_log_probs=False, kernels=kernels)
+    requests = make_requests(rows, vocab_size, settings)
+    for request in requests:
+        sampler.add(request)
+    sampling_rows = sampler.rows(requests)
+    return lambda logits: sampler.sample(sampling_rows, logits)
 
 
 def main() -> None:
@@ -72,31 +89,20 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=49152)
     parser.add_argument("--repeats", type=int, default=30)
     arguments = parser.parse_args()
-    header = "".join(f"{f'B {size}':>10}" for size in BATCH_SIZES)
-    print(f"microseconds, vocabulary {arguments.vocab_size}\n{'':24}{header}")
-    blocks = {size: make_logits(size, arguments.vocab_size) for size in BATCH_SIZES}
-    floor = [
-        best_microseconds(lambda rows: rows.argmax(axis=1), blocks[size], arguments.repeats)
-        for size in BATCH_SIZES
-    ]
-    print(f"{'argmax':24}" + "".join(f"{value:10.0f}" for value in floor))
+    size, library = arguments.vocab_size, load_native("")
+    kernels: list[SamplingKernels] = [NumpySampling(size)]
+    if library is not None:
+        kernels.append(NativeSampling(library, size))
+    header = "".join(f"{f'B {rows}':>24}" for rows in BATCH_SIZES)
+    print(f"microseconds numpy -> native, vocabulary {size}\n{'':24}{header}")
     for name, settings in STRATEGIES.items():
-        figures = []
-        for size in BATCH_SIZES:
-            sampler = Sampler(vocab_size=arguments.vocab_size, normalize_log_probs=False)
-            requests = make_requests(size, arguments.vocab_size, settings)
-            for request in requests:
-                sampler.add(request)
-
-            def sample(
-                rows: npt.NDArray[np.float32],
-                sampler: Sampler = sampler,
-                requests: list[LlmRequest] = requests,
-            ) -> object:
-                return sampler.sample(requests, rows)
-
-            figures.append(best_microseconds(sample, blocks[size], arguments.repeats))
-        print(f"{name:24}" + "".join(f"{value:10.0f}" for value in figures))
+        line = f"{name:24}"
+        for rows in BATCH_SIZES:
+            calls = [sampling_call(each, settings, rows, size) for each in kernels]
+            figures = best_microseconds(calls, make_logits(rows, size), arguments.repeats)
+            both = " -> ".join(f"{figure:.0f}" for figure in figures)
+            line += f"{both:>17} {figures[0] / figures[-1]:5.1f}x"
+        print(line)
 
 
 if __name__ == "__main__":

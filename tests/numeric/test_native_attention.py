@@ -69,6 +69,11 @@ def split_at_iteration(case: Case, whole: list[Array]) -> tuple[Array, Array]:
     return np.concatenate(before), np.concatenate(own)
 
 
+def poison(storage: Tensor) -> None:
+    """NaN everywhere; with int8 -1 everywhere, whose bytes are NaN where scales lie."""
+    storage.fill_(torch.nan if storage.dtype.is_floating_point else -1)
+
+
 def computed_output(
     library: NativeLibrary,
     case: Case,
@@ -76,10 +81,11 @@ def computed_output(
     rules: AttentionRules,
     tokens_per_block: int,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> Array:
-    backend = NativeAttentionBackend(library, dtype)
+    backend = NativeAttentionBackend(library, kv_dtype)
     backend.allocate([layer], num_blocks=case.num_blocks, tokens_per_block=tokens_per_block)
-    backend.storage.fill_(torch.nan)
+    poison(backend.storage)
     keys = [torch.from_numpy(part).to(dtype) for part in split_at_iteration(case, case.keys)]
     values = [torch.from_numpy(part).to(dtype) for part in split_at_iteration(case, case.values)]
     query = torch.from_numpy(case.query).to(dtype)
@@ -118,7 +124,7 @@ def check(
 ) -> None:
     case, expected = textbook(tuple(sequences), layer, rules, num_heads, tokens_per_block)
     for dtype, tolerance in TOLERANCE.items():
-        got = computed_output(library, case, layer, rules, tokens_per_block, dtype)
+        got = computed_output(library, case, layer, rules, tokens_per_block, dtype, dtype)
         np.testing.assert_allclose(got, expected, atol=tolerance, rtol=0)
 
 

@@ -91,7 +91,8 @@ def exact(x: Tensor, packed: PackedLinear, isa: Isa) -> Tensor:
         y = x.double() @ weight.double().T
     elif packed.kind == "bf16":
         y = (bf16(x) if isa >= Isa.AVX512 else x.double()) @ weight.double().T
-    elif isa == Isa.AMX and len(x) >= 20:  # many rows: weights are expanded to bf16
+    elif isa == Isa.AMX and len(x) >= (65 if packed.kind == "q8_0" else 49):
+        # Many rows: weights are expanded to bf16.
         y = bf16(x) @ bf16_half_away(weight).T
     else:
         y = in_groups_of_8_bits(x, isa) @ weight.double().T
@@ -229,6 +230,21 @@ def test_rows_do_not_depend_on_threads_or_chunks(
         library.set_num_threads(before)
     assert relative_error(results[0], exact(x, packed, isa)) < TOLERANCE
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
+def test_a_row_of_8_bits_is_the_same_in_any_company(
+    ops: NativeLinear, isa: Isa, kind: WeightKind
+) -> None:
+    """Vectors and tiles of whole numbers, full and not, take the same steps."""
+    packed, x = packed_of(70, 96, kind), random_of(48, 96)
+    alone = torch.empty(48, 70)
+    for row in range(48):
+        ops(x[row : row + 1], packed, alone[row : row + 1])
+    for rows in (2, 6, 7, 10, 11, 16, 17, 31, 48):
+        y = torch.empty(rows, 70)
+        ops(x[:rows], packed, y)
+        assert torch.equal(y, alone[:rows]), f"{rows} rows"
 
 
 @pytest.mark.parametrize("kind", WEIGHT_KINDS)

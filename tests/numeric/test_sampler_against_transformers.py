@@ -66,7 +66,7 @@ def test_same_survivors_and_probabilities(settings: dict[str, Any], processors: 
     sampler = Sampler(vocab_size=VOCABULARY, normalize_log_probs=True)
     for request in requests:
         sampler.add(request)
-    sampled = sampler.sample(requests, np.tile(row, (seeds, 1)))
+    sampled = sampler.sample(sampler.rows(requests), np.tile(row, (seeds, 1)))
     np.testing.assert_allclose(
         np.exp(sampled.log_probs), probabilities[sampled.token_ids.tolist()], rtol=1e-4
     )

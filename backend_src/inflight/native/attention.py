@@ -17,14 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inflight.errors import ConfigError
+from inflight.native.kv_storage import KV_KINDS, bytes_per_head, no_memory, untouched_memory
 from inflight.native.library import Int, NativeLibrary, Pointer
 
 SUPPORTED_TOKENS_PER_BLOCK = (16, 32, 64, 128)
 """32 and more let wide tiles (AMX) be used where the CPU has them."""
 MAX_HEAD_DIM = 512
 
-STORAGE_DTYPES = (torch.float32, torch.bfloat16)
+ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 
 # The parameters of the C functions in src/attention.cpp.
 _PLAN = ("inflight_attention_plan", Pointer, Int, Int, Pointer, Pointer, Pointer, Int, Pointer,
@@ -135,8 +135,9 @@ class LayerRules:
 
 
 def unsupported_reason(*, head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
-    """Why the native attention cannot serve heads of this shape; None: it can."""
-    if dtype not in STORAGE_DTYPES:
+    """Why the native attention cannot serve heads of this shape, in activations of ``dtype``; None:
+    it can."""
+    if dtype not in ACTIVATION_DTYPES:
         return f"native attention computes in fp32 and bf16, not in {dtype}"
     if head_dim != value_dim:
         return f"native attention needs K and V heads of one size, not {head_dim} and {value_dim}"
@@ -161,9 +162,10 @@ class NativeAttention:
         head_dim: int,
         dtype: torch.dtype,
     ) -> None:
-        """``dtype``: of the storage; bf16 also rounds queries and weights to bf16 where the CPU
-        multiplies bf16. Sums are fp32. ``unsupported_reason`` has to be None."""
-        assert unsupported_reason(head_dim=head_dim, value_dim=head_dim, dtype=dtype) is None
+        """``dtype``: of the storage, a key of KV_KINDS; with bf16 and int8 also queries and weights
+        are rounded to bf16 where the CPU multiplies bf16. Sums are fp32. ``unsupported_reason`` has
+        to be None for the shape."""
+        assert dtype in KV_KINDS
         self._shape = (num_layers, num_kv_heads, head_dim)
         self._dtype = dtype
         self._library = library
@@ -178,38 +180,35 @@ class NativeAttention:
 
     @property
     def storage(self) -> Tensor:
-        """[num_layers, num_blocks, elements of a block], the live tensor."""
+        """[num_layers, num_blocks, elements of a block], the live tensor; the elements of int8 are
+        bytes, and scales lie among them."""
         return self._storage
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers."""
         num_layers, num_kv_heads, head_dim = self._shape
-        return num_layers * num_kv_heads * 2 * head_dim * self._dtype.itemsize
+        return num_layers * num_kv_heads * 2 * bytes_per_head(head_dim, self._dtype)
 
     def allocate(self, num_blocks: int, tokens_per_block: int) -> None:
-        """Makes the storage, in huge pages where the system gives them. ``tokens_per_block``: one
-        of SUPPORTED_TOKENS_PER_BLOCK. Raises ConfigError when there is not enough memory."""
+        """Makes the storage, of zeros that take memory only when they are written.
+
+        ``tokens_per_block``: one of SUPPORTED_TOKENS_PER_BLOCK. Raises ConfigError when there is no
+        room for it.
+        """
         assert self._handle is None and tokens_per_block in SUPPORTED_TOKENS_PER_BLOCK
         num_layers, num_kv_heads, head_dim = self._shape
-        block = num_kv_heads * 2 * head_dim * tokens_per_block
+        per_token = self.kv_bytes_per_token // num_layers
+        block = tokens_per_block * per_token // self._dtype.itemsize
         try:
-            self._storage = torch.empty((num_layers, num_blocks, block), dtype=self._dtype)
-        except (RuntimeError, MemoryError):
-            size = self.kv_bytes_per_token * num_blocks * tokens_per_block
-            raise ConfigError(
-                f"kv_cache_free_gpu_mem_fraction, max_tokens_in_paged_kv_cache: no memory for "
-                f"{num_blocks} KV blocks of {tokens_per_block} tokens ({size >> 20} MiB)"
-            ) from None
-        advise = self._library.function("inflight_advise_huge_pages", Pointer, Int)
-        advise(self._storage.data_ptr(), self._storage.nbytes)
-        self._storage.zero_()  # memory that was promised is missed at start, not in service
+            self._storage = untouched_memory((num_layers, num_blocks, block), self._dtype)
+        except MemoryError:
+            raise no_memory(num_blocks, tokens_per_block, self.kv_bytes_per_token) from None
         self._storage_address = self._storage.data_ptr()
-        self._layer_bytes = num_blocks * block * self._dtype.itemsize
+        self._layer_bytes = num_blocks * tokens_per_block * per_token
         make = self._library.function("inflight_attention_new", *[Int] * 4, result=Pointer)
         free = self._library.function("inflight_attention_free", Pointer)
-        is_bf16 = int(self._dtype is torch.bfloat16)
-        self._handle = make(num_kv_heads, head_dim, tokens_per_block, is_bf16)
+        self._handle = make(num_kv_heads, head_dim, tokens_per_block, KV_KINDS[self._dtype])
         weakref.finalize(self, free, self._handle)
 
     def plan(self, rows: PackedRows) -> None:
@@ -281,7 +280,7 @@ class NativeAttention:
     ) -> None:
         _, num_kv_heads, head_dim = self._shape
         assert rules.head_dim == head_dim and rules.num_heads % num_kv_heads == 0
-        assert dtype in STORAGE_DTYPES and out.dtype in STORAGE_DTYPES and out.is_contiguous()
+        assert dtype in ACTIVATION_DTYPES and out.dtype in ACTIVATION_DTYPES and out.is_contiguous()
         assert out.numel() == self._num_tokens * rules.num_heads * head_dim
         assert rules.max_positions is None or self._longest <= rules.max_positions
         function(

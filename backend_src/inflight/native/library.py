@@ -20,6 +20,7 @@ Pointer = ctypes.c_void_p
 """An address as an int (``tensor.data_ptr()``), or None."""
 Int = ctypes.c_int64
 Float = ctypes.c_float
+Double = ctypes.c_double
 
 
 class Isa(IntEnum):
@@ -54,7 +55,7 @@ class NativeLibrary:
     def function(self, name: str, *types: Any, result: Any = None) -> Callable[..., Any]:
         """The C function ``name``; look it up once and keep it.
 
-        ``types`` are Pointer, Int or Float for each parameter (void*, int64_t, float); ``result``
+        ``types`` are Pointer, Int, Float or Double for each parameter; ``result``
         is one of them or None for void.
         """
         if name not in self._functions:

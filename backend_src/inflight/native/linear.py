@@ -56,12 +56,20 @@ _ACTIVATIONS: dict[Activation, int] = {
 }
 
 
+def call_code(x: torch.dtype, out: torch.dtype, activation: Activation | None) -> int:
+    """``how`` of the C functions: out = x W^T, or with an activation that of a gate and up."""
+    finish = _STORE if activation is None else _ACTIVATIONS[activation]
+    return finish + _NUMBERS_OF_X_AND_Y[x, out]
+
+
 class NativeLinear:
     """LinearOps in C++, with fp32 sums; may be called from several threads at once.
 
     Weights of bf16 meet activations rounded to bf16 (AVX-512, AMX) or as they are. Quantized ones
-    meet activations of 8 bits with a scale for each 32; where the CPU has AMX and rows are many,
-    both are rounded to bf16 instead. So a row may come out a little different in other company.
+    meet activations of 8 bits with a scale for each 32, and a row comes out the same, bit for bit,
+    however many there are. Where the CPU has AMX and rows are more than 64 (of 4-bit weights 48),
+    both are rounded to bf16 instead: a row may then differ a little from what it is in a small
+    company.
     """
 
     def __init__(self, library: NativeLibrary) -> None:

@@ -217,7 +217,7 @@ def _pack_quantized(blocks: GgufBlocks) -> Tensor:
     header = BLOCK_FORMATS[blocks.kind].header_bytes
     rows = _pad_rows(blocks.blocks)
     panels = rows.reshape(-1, PANEL_COLUMNS, *rows.shape[1:]).transpose(1, 2)
-    halves, values = panels[..., :header], _flip_sign(panels[..., header:], blocks.kind)
+    halves, values = panels[..., :header], panels[..., header:]
     return torch.cat((_by_column(values, 4), _by_column(halves, HALF_BYTES)), dim=-1).flatten()
 
 
@@ -230,7 +230,7 @@ def _unpack_blocks(panels: Tensor, kind: QuantizedKind) -> GgufBlocks:
     form = BLOCK_FORMATS[kind]
     groups = panels.reshape(len(panels), -1, form.block_bytes * PANEL_COLUMNS)
     values, halves = groups.tensor_split([form.value_bytes * PANEL_COLUMNS], dim=2)
-    parts = (_by_block(halves, HALF_BYTES), _flip_sign(_by_block(values, 4), kind))
+    parts = (_by_block(halves, HALF_BYTES), _by_block(values, 4))
     return GgufBlocks(kind, torch.cat(parts, dim=-1).transpose(1, 2).flatten(0, 1))
 
 
@@ -238,8 +238,3 @@ def _by_block(groups: Tensor, unit: int) -> Tensor:
     """Undoes ``_by_column``."""
     steps = groups.reshape(*groups.shape[:2], -1, PANEL_COLUMNS, unit)
     return steps.transpose(2, 3).flatten(3)
-
-
-def _flip_sign(values: Tensor, kind: QuantizedKind) -> Tensor:
-    """Between a signed byte and the same plus 128: the instructions take weights unsigned."""
-    return values ^ 0x80 if kind == "q8_0" else values

@@ -15,7 +15,7 @@ from inflight.batch import LlmRequest
 from inflight.errors import ForwardError
 from inflight.sampling import SampledTokens, Sampler
 from inflight.sampling.draw import CounterGenerator
-from inflight.sampling.sampler import pick
+from inflight.sampling.kernels import NumpySampling
 from tests.unit.sampling.reference import (
     distribution,
     edited_logits,
@@ -55,7 +55,7 @@ def sample(
     sampler = Sampler(vocab_size=logits.shape[1], normalize_log_probs=normalize)
     for request in requests:
         sampler.add(request)
-    return sampler.sample(requests, logits.copy())
+    return sampler.sample(sampler.rows(requests), logits.copy())
 
 
 def test_greedy_rows_take_the_likeliest_and_the_lowest_of_equals() -> None:
@@ -223,7 +223,7 @@ def test_a_removed_id_can_come_back_as_another_request() -> None:
     likeliest = int(logits[0].argmax())
     for request in (make_request(0, bad_words=((likeliest,),)), make_request(0)):
         sampler.add(request)
-        chosen = sampler.sample([request], logits.copy()).token_ids[0]
+        chosen = sampler.sample(sampler.rows([request]), logits.copy()).token_ids[0]
         assert (chosen == likeliest) == (not request.request.bad_words)
         sampler.remove(0)
     sampler.remove(0)
@@ -237,9 +237,53 @@ def test_pick_never_takes_a_weight_of_zero(weights: list[float], uniform: float)
     array = np.array(weights, dtype=np.float32)
     if not array.any():
         array[-1] = 1
-    place = pick(array, uniform)
+    place = NumpySampling(len(array)).pick(array, uniform)
     assert array[place] > 0
     total = array.sum(dtype=np.float64)
     before = array[:place].sum(dtype=np.float64)
     assert before <= uniform * total * (1 + 1e-5) + 1e-5
     assert before + array[place] >= uniform * total * (1 - 1e-5) - 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "need"),
+    [
+        ({}, False),
+        ({"temperature": 0.0, "top_p": 0.5}, False),
+        ({"log_probs": True}, True),
+        ({"temperature": 0.7}, True),
+        ({"logit_bias": {3: 1.0}}, True),
+        ({"repetition_penalty": 1.1}, True),
+    ],
+)
+def test_only_plain_arg_maxima_need_no_logits(settings: dict[str, Any], need: bool) -> None:
+    sampler = Sampler(vocab_size=VOCABULARY, normalize_log_probs=False)
+    requests = [make_request(0), make_request(1, **settings)]
+    for request in requests:
+        sampler.add(request)
+    assert sampler.rows(requests).need_logits is need
+    assert not sampler.rows(requests[:1]).need_logits
+    assert not sampler.rows([]).need_logits
+
+
+def test_likeliest_ids_are_tokens_as_they_are() -> None:
+    sampler = Sampler(vocab_size=VOCABULARY, normalize_log_probs=False)
+    requests = [make_request(0), make_request(1)]
+    for request in requests:
+        sampler.add(request)
+    rows, logits = sampler.rows(requests), random_logits(2)
+    likeliest = sampler.take_likeliest(rows, logits.argmax(axis=1).astype(np.int32))
+    sampled = sampler.sample(rows, logits)
+    assert likeliest.token_ids.tolist() == sampled.token_ids.tolist()
+    assert likeliest.log_probs.tolist() == sampled.log_probs.tolist() == [0, 0]
+
+
+def test_rows_are_not_disturbed_when_a_request_is_removed() -> None:
+    """The loop removes one that has ended while its row is still in flight."""
+    sampler = Sampler(vocab_size=VOCABULARY, normalize_log_probs=False)
+    request = make_request(0, temperature=0.8, repetition_penalty=1.2)
+    sampler.add(request)
+    rows, logits = sampler.rows([request]), random_logits(1)
+    expected = sampler.sample(rows, logits.copy()).token_ids.tolist()
+    sampler.remove(0)
+    assert sampler.sample(rows, logits.copy()).token_ids.tolist() == expected

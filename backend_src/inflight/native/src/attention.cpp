@@ -1,17 +1,14 @@
 // The C functions of attention.py, and the state of an iteration between them.
 #include "attention.h"
 
-#include <omp.h>
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <atomic>
 #include <deque>
 #include <new>
 #include <vector>
 
 #include "attention_work.h"
 #include "dispatch.h"
+#include "team.h"
 
 namespace inflight {
 namespace {
@@ -19,14 +16,18 @@ namespace {
 // Cost of an iteration below which one thread is faster than a team.
 constexpr int64_t worth_a_team = 512;
 
-constexpr Versions<const AttentionKernels*> of_float{
-    &portable::of_float, INFLIGHT_IF_AVX2(&avx2::of_float), INFLIGHT_IF_AVX512(&avx512::of_float),
-    nullptr};
-constexpr Versions<const AttentionKernels*> of_bf16{
-    &portable::of_bf16, INFLIGHT_IF_AVX2(&avx2::of_bf16), INFLIGHT_IF_AVX512(&avx512::of_bf16),
-    nullptr};
+// By KvKind.
+constexpr Versions<const AttentionKernels*> versions[] = {
+    {&portable::of_float, INFLIGHT_IF_AVX2(&avx2::of_float), INFLIGHT_IF_AVX512(&avx512::of_float),
+     nullptr},
+    {&portable::of_bf16, INFLIGHT_IF_AVX2(&avx2::of_bf16), INFLIGHT_IF_AVX512(&avx512::of_bf16),
+     nullptr},
+    {&portable::of_int8, INFLIGHT_IF_AVX2(&avx2::of_int8), INFLIGHT_IF_AVX512(&avx512::of_int8),
+     nullptr},
+};
 using Attend = void (*)(const LayerCall&, const WorkItem&, Scratch&);
-constexpr Attend with_tiles = INFLIGHT_IF_AMX(amx::attend);
+constexpr Attend with_tiles[] = {nullptr, INFLIGHT_IF_AMX(amx::attend_bf16),
+                                 INFLIGHT_IF_AMX(amx::attend_int8)};
 
 // Memory that grows and is not kept when it does.
 class Buffer {
@@ -56,8 +57,7 @@ private:
 
 class Attention {
 public:
-    Attention(const KvShape& shape, bool storage_is_bf16)
-        : shape_(shape), storage_is_bf16_(storage_is_bf16) {}
+    Attention(const KvShape& shape, KvKind kind) : shape_(shape), kind_(kind) {}
 
     void plan(int64_t num_sequences, int64_t num_tokens, const int32_t* cu_seqlens_q,
               const int32_t* context_lens, const int32_t* block_tables, int64_t table_stride,
@@ -110,37 +110,40 @@ private:
     }
 
     bool fits_tiles() const {
-        return storage_is_bf16_ && chosen_isa() >= Isa::amx &&
-               shape_.head_dim % 32 == 0 && shape_.tokens_per_block % 32 == 0;
+        return chosen_isa() >= Isa::amx && shape_.head_dim % 32 == 0 &&
+               (kind_ == KvKind::int8 || shape_.tokens_per_block % 32 == 0);
+    }
+
+    Attend attend_function(const AttentionKernels& kernels) const {
+        const Attend in_tiles = with_tiles[int(kind_)];
+        return in_tiles && fits_tiles() ? in_tiles : kernels.attend;
     }
 
     void run(const LayerRules& rules, const RowInputs& in, const LayerCall& call,
              const Work& work) {
-        const AttentionKernels& kernels =
-            storage_is_bf16_ ? *of_bf16.chosen() : *of_float.chosen();
-        const Attend attend = fits_tiles() ? with_tiles : kernels.attend;
+        const AttentionKernels& kernels = *versions[int(kind_)].chosen();
+        const Attend attend = attend_function(kernels);
         const int64_t units = num_tokens_ * shape_.num_kv_heads;
         const int team = work.cost < worth_a_team ? 1 : team_size();
         auto* scratch = static_cast<Scratch*>(scratch_.at_least(team * sizeof(Scratch)));
-        std::atomic<size_t> next_item{0}, next_merge{0};
-#pragma omp parallel num_threads(team)
-        {
-            const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-            kernels.write_rows(shape_, rules, in, units * thread / threads,
-                               units * (thread + 1) / threads);
-#pragma omp barrier
-            for (size_t i; (i = next_item++) < work.items.size();)
-                attend(call, work.items[i], scratch[thread]);
-            if (!work.merges.empty()) {
-#pragma omp barrier
-                for (size_t i; (i = next_merge++) < work.merges.size();)
-                    kernels.merge(call, work.merges[i]);
-            }
-        }
+        const int64_t num_items = work.items.size(), num_merges = work.merges.size();
+        Pieces rows(units, 2 * team), items(num_items, num_items), merges(num_merges, num_merges);
+        with_team(team, [&](int) {
+            for (Pieces::Run run; !(run = rows.take()).empty();)
+                kernels.write_rows(shape_, rules, in, run.first, run.last);
+        });
+        with_team(team, [&](int member) {
+            for (Pieces::Run run; !(run = items.take()).empty();)
+                attend(call, work.items[run.first], scratch[member]);
+        });
+        with_team(num_merges ? team : 1, [&](int) {
+            for (Pieces::Run run; !(run = merges.take()).empty();)
+                kernels.merge(call, work.merges[run.first]);
+        });
     }
 
     KvShape shape_;
-    bool storage_is_bf16_;
+    KvKind kind_;
     int64_t num_tokens_ = 0;
     const int64_t *positions_ = nullptr, *slots_ = nullptr;
     std::vector<Sequence> sequences_;
@@ -154,8 +157,8 @@ private:
 using namespace inflight;
 
 INFLIGHT_API void* inflight_attention_new(int64_t num_kv_heads, int64_t head_dim,
-                                          int64_t tokens_per_block, int64_t storage_is_bf16) {
-    return new Attention({num_kv_heads, head_dim, tokens_per_block}, storage_is_bf16 != 0);
+                                          int64_t tokens_per_block, int64_t kind) {
+    return new Attention({num_kv_heads, head_dim, tokens_per_block}, KvKind(kind));
 }
 
 INFLIGHT_API void inflight_attention_free(void* attention) {
@@ -197,15 +200,4 @@ INFLIGHT_API void inflight_attention_attend(void* attention, const LayerRules* r
     const Heads q_k_v[] = {heads_from(0), heads_from(rules->num_heads),
                            heads_from(rules->num_heads + shape.num_kv_heads)};
     inflight_attention_attend_heads(attention, rules, q_k_v, is_bf16, storage, out, out_is_bf16);
-}
-
-INFLIGHT_API void inflight_advise_huge_pages(void* data, int64_t bytes) {
-#ifdef MADV_HUGEPAGE
-    constexpr uintptr_t page = 4096;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
-    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-    (void)data, (void)bytes;
-#endif
 }

@@ -3,7 +3,11 @@
 // KV storage of a layer is [num_blocks][num_kv_heads][2] panels, K and then V, of head_dim *
 // tokens_per_block elements. Elements of bf16 lie in pairs, as the dot-product instructions take
 // them: K [head_dim / 2][tokens_per_block][2], V [tokens_per_block / 2][head_dim][2]. Elements of
-// float lie as K [head_dim][tokens_per_block], V [tokens_per_block][head_dim].
+// float and int8 lie as K [head_dim][tokens_per_block], V [tokens_per_block][head_dim].
+//
+// An int8 element is a whole number in -127 .. 127 and stands for so many times the scale of its
+// token, KV head and panel. The float scales of a panel, one for each token, lie behind its
+// elements. With a scale for each token, one that is appended changes nothing that is stored.
 //
 // The query heads that read one KV head are folded into rows: row r of a sequence is head r % group
 // of its query r / group. Rows of all sequences follow each other in the query buffer,
@@ -15,21 +19,37 @@
 
 namespace inflight {
 
-constexpr int max_item_rows = 32;
+constexpr int max_item_rows = 64;
+constexpr int strip_rows = 16;  // rows that are multiplied at a time
 constexpr int max_head_dim = 512;
-constexpr int key_tile = 64;   // keys between two rescalings of the softmax
+constexpr int key_tile = 64;   // keys whose scores become weights at a time
 constexpr int key_group = 16;  // keys that lie side by side in every block: a vector of scores
+
+enum class KvKind : int64_t { float32 = 0, bf16 = 1, int8 = 2 };  // the numbers of attention.py
 
 struct KvShape {
     int64_t num_kv_heads, head_dim, tokens_per_block;
 };
 
-static inline int64_t panel_elements(const KvShape& shape) {
-    return shape.head_dim * shape.tokens_per_block;
+template <class Storage>
+constexpr bool is_scaled = sizeof(Storage) == 1;
+
+// Dimensions of K, or keys of V, that lie next to each other.
+template <class Storage>
+constexpr int pair_size = sizeof(Storage) == 2 ? 2 : 1;
+
+// The elements of one head of one block. Its V panel, `is_value`, follows its K panel.
+template <class Storage>
+static inline Storage* panel_of(const KvShape& shape, void* storage, int64_t block, int64_t head,
+                                bool is_value) {
+    const int64_t bytes = shape.tokens_per_block * (shape.head_dim * int64_t(sizeof(Storage)) +
+                                                    (is_scaled<Storage> ? sizeof(float) : 0));
+    const int64_t panel = (block * shape.num_kv_heads + head) * 2 + is_value;
+    return reinterpret_cast<Storage*>(static_cast<char*>(storage) + panel * bytes);
 }
 
-static inline int64_t block_elements(const KvShape& shape) {
-    return shape.num_kv_heads * 2 * panel_elements(shape);
+static inline float* scales_of(const KvShape& shape, int8_t* panel) {
+    return reinterpret_cast<float*>(panel + shape.head_dim * shape.tokens_per_block);
 }
 
 // What one sequence brings to the iteration.
@@ -95,7 +115,7 @@ struct LayerCall {
     int64_t group;  // query heads per KV head
     int64_t num_tokens;
     const void* query;
-    const void* storage;
+    void* storage;
     void* out;  // [num_tokens][num_heads * head_dim]
     bool out_is_bf16;
     // Results of parts: [partial][max_item_rows] rows of head_dim, tops and totals.
@@ -104,18 +124,18 @@ struct LayerCall {
 
 // Memory of one thread.
 struct Scratch {
-    alignas(64) float scores[max_item_rows * key_tile];
-    alignas(64) uint16_t weights[max_item_rows * key_tile];
+    alignas(64) float scores[strip_rows * key_tile];
+    alignas(64) uint16_t weights[strip_rows * key_tile];
     alignas(64) float sums[max_item_rows * max_head_dim];  // unnormalized results, rows of head_dim
     alignas(64) float totals[max_item_rows][16];           // of weights, in 16 separate sums
-    alignas(64) float tops[max_item_rows];                 // largest score so far, times log2(e)
-    alignas(64) float rescale[max_item_rows];
-    alignas(64) uint16_t values[32 * max_head_dim];        // a copy of 32 keys' values
+    alignas(64) float tops[max_item_rows];  // what weights are relative to, times log2(e)
+    // A copy of a tile's keys and values, for products that cannot take them as they are stored.
+    alignas(64) uint16_t keys[key_tile * max_head_dim], values[key_tile * max_head_dim];
+    alignas(64) float key_scales[key_tile], value_scales[key_tile];
 };
 
 // One version of everything that depends on the instruction set.
 struct AttentionKernels {
-    bool query_is_bf16;  // else float
     // Norm, rope and storing of the (token, KV head) units begin .. end, token by token.
     void (*write_rows)(const KvShape&, const LayerRules&, const RowInputs&, int64_t begin,
                        int64_t end);
@@ -127,6 +147,7 @@ struct AttentionKernels {
     namespace isa {                         \
     extern const AttentionKernels of_float; \
     extern const AttentionKernels of_bf16;  \
+    extern const AttentionKernels of_int8;  \
     }
 INFLIGHT_DECLARE_ATTENTION(portable)
 INFLIGHT_DECLARE_ATTENTION(avx2)
@@ -134,8 +155,9 @@ INFLIGHT_DECLARE_ATTENTION(avx512)
 #undef INFLIGHT_DECLARE_ATTENTION
 
 namespace amx {
-// In place of avx512::of_bf16.attend; head_dim and tokens_per_block are multiples of 32.
-void attend(const LayerCall&, const WorkItem&, Scratch&);
+// In place of those of avx512. head_dim is a multiple of 32, and with bf16 tokens_per_block is too.
+void attend_bf16(const LayerCall&, const WorkItem&, Scratch&);
+void attend_int8(const LayerCall&, const WorkItem&, Scratch&);
 }
 
 }  // namespace inflight

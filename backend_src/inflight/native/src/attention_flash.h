@@ -1,15 +1,15 @@
-// One work item: softmax over tiles of keys, kept exact by rescaling what was summed whenever a
-// larger score appears (Milakov and Gimelshein's online softmax).
+// One work item: its rows in strips, against one tile of keys after another.
 //
 // The products are a parameter: `Products` names the types of query, storage and weights and has
+//   readable(shape, tile, scratch)               the tile as the other two take it
 //   scores(shape, query, rows, tile, scores)     scores [rows][key_tile] = query . keys
-//   accumulate(shape, rows, tile, scratch)       sums = sums * rescale + weights . values
-// `scores` may fill more keys than the tile has, up to whole groups. `accumulate` must not let a
-// value in whose key is not there: what an unused slot holds may be NaN.
+//   accumulate(shape, weights, rows, tile, sums) sums [rows][head_dim] += weights . values
+//   stay_awake()                                 called where long work comes between the two
+// `scores` may leave anything in the place of keys that the tile does not have. `accumulate` must
+// not let a value in whose key is not there: what an unused slot holds may be NaN.
 #pragma once
 
-#include "attention.h"
-#include "common_vectors.h"
+#include "attention_softmax.h"
 
 namespace inflight {
 namespace {
@@ -20,37 +20,52 @@ struct Tile {
     static constexpr int max_groups = key_tile / key_group;
     const Storage* keys[max_groups];
     const Storage* values[max_groups];
+    int64_t key_stride;  // dimension i of K, even in pairs, starts i * key_stride elements further
+    int64_t first_key;
     int num_groups, num_keys;
     const Tile* next;  // the tile after this one: a kernel may ask for its memory early; or null
 };
 
-// Lower than every score, and still a number: a row that has seen no key yet can be rescaled.
-constexpr float lowest_score = -1e30f;
-
 template <class Storage>
-constexpr int pair_size = sizeof(Storage) == 2 ? 2 : 1;
-
-template <class Products>
-Tile<typename Products::Storage> tile_at(const LayerCall& call, const WorkItem& item,
-                                         int64_t first_key) {
-    using Storage = typename Products::Storage;
+Tile<Storage> tile_at(const LayerCall& call, const WorkItem& item, int64_t first_key) {
     const KvShape& shape = call.shape;
     Tile<Storage> tile;
     tile.next = nullptr;
+    tile.first_key = first_key;
+    tile.key_stride = shape.tokens_per_block;
     tile.num_keys = int(item.key_end - first_key < key_tile ? item.key_end - first_key : key_tile);
-    constexpr int multiple = Products::group_multiple, keys_at_once = key_group * multiple;
-    tile.num_groups = (tile.num_keys + keys_at_once - 1) / keys_at_once * multiple;
-    const Storage* storage = static_cast<const Storage*>(call.storage);
+    tile.num_groups = (tile.num_keys + key_group - 1) / key_group;
     for (int g = 0; g < tile.num_groups; ++g) {
         const int64_t key = first_key + g * key_group;
         const int64_t block = item.sequence->blocks[key / shape.tokens_per_block];
         const int64_t slot = key % shape.tokens_per_block;
-        const Storage* keys =
-            storage + block * block_elements(shape) + item.kv_head * 2 * panel_elements(shape);
-        tile.keys[g] = keys + slot * pair_size<Storage>;
-        tile.values[g] = keys + panel_elements(shape) + slot * shape.head_dim;
+        const auto panel = [&](bool is_value) {
+            return panel_of<Storage>(shape, call.storage, block, item.kv_head, is_value);
+        };
+        tile.keys[g] = panel(false) + slot * pair_size<Storage>;
+        tile.values[g] = panel(true) + slot * shape.head_dim;
     }
     return tile;
+}
+
+// The scales of a tile's keys; 0 for keys that are not there, so that nothing of them is left.
+void gather_scales(const LayerCall& call, const WorkItem& item, const Tile<int8_t>& tile,
+                   Scratch& scratch) {
+    const KvShape& shape = call.shape;
+    memset(scratch.key_scales, 0, sizeof scratch.key_scales);
+    memset(scratch.value_scales, 0, sizeof scratch.value_scales);
+    for (int at = 0; at < tile.num_keys; at += key_group) {
+        const int64_t key = tile.first_key + at, slot = key % shape.tokens_per_block;
+        const int64_t block = item.sequence->blocks[key / shape.tokens_per_block];
+        const int present = tile.num_keys - at < key_group ? tile.num_keys - at : key_group;
+        const auto copy = [&](bool is_value, float* to) {
+            int8_t* panel =
+                panel_of<int8_t>(shape, call.storage, block, item.kv_head, is_value);
+            memcpy(to + at, scales_of(shape, panel) + slot, present * sizeof(float));
+        };
+        copy(false, scratch.key_scales);
+        copy(true, scratch.value_scales);
+    }
 }
 
 inline int64_t position_of(const LayerCall& call, const WorkItem& item, int row) {
@@ -60,105 +75,43 @@ inline int64_t position_of(const LayerCall& call, const WorkItem& item, int row)
 }
 
 // Takes the scores that a row does not see out of the running.
-void hide(const LayerCall& call, const WorkItem& item, int64_t first_key, int num_groups,
+void hide(const LayerCall& call, const WorkItem& item, const Strip& strip, int64_t first_key,
           float* scores) {
     const int64_t window = call.rules->window;
-    const int width = num_groups * key_group;
     const auto in_tile = [&](int64_t key) {
-        return int(key < first_key ? 0 : key > first_key + width ? width : key - first_key);
+        return int(key < first_key ? 0 : key > first_key + key_tile ? key_tile : key - first_key);
     };
-    for (int row = 0; row < item.num_rows; ++row) {
-        const int64_t position = position_of(call, item, row);
+    for (int row = 0; row < strip.num_rows; ++row) {
+        const int64_t position = position_of(call, item, strip.first_row + row);
         const int end = in_tile(position + 1 < item.key_end ? position + 1 : item.key_end);
         const int begin = window ? in_tile(position - window + 1) : 0;
         float* of_row = scores + row * key_tile;
 #pragma omp simd
-        for (int i = 0; i < width; ++i)
+        for (int i = 0; i < key_tile; ++i)
             of_row[i] = i >= begin && i < end ? of_row[i] : -__builtin_inff();
     }
 }
 
-bool all_visible(const LayerCall& call, const WorkItem& item, int64_t first_key, int num_groups) {
-    const int64_t end = first_key + num_groups * key_group;
-    const bool none_later = end <= item.key_end && end - 1 <= position_of(call, item, 0);
-    const int64_t last = position_of(call, item, item.num_rows - 1);
+bool all_visible(const LayerCall& call, const WorkItem& item, const Strip& strip,
+                 int64_t first_key) {
+    const int64_t end = first_key + key_tile;
+    const int64_t first = position_of(call, item, strip.first_row);
+    const int64_t last = position_of(call, item, strip.first_row + strip.num_rows - 1);
+    const bool none_later = end <= item.key_end && end - 1 <= first;
     return none_later && (!call.rules->window || first_key > last - call.rules->window);
 }
 
-void cap(float softcap, float scale, int rows, int num_groups, float* scores) {
+void scale_keys(const float* scales, int rows, float* scores) {
     for (int row = 0; row < rows; ++row)
-        for (int g = 0; g < num_groups; ++g) {
-            float* at = scores + row * key_tile + g * key_group;
-            store(at, softcap * tanh(load(at) * (scale / softcap)));
+        for (int i = 0; i < key_tile; i += lanes) {
+            float* at = scores + row * key_tile + i;
+            store(at, load(at) * load(scales + i));
         }
 }
 
-template <class Weight>
-Weight* weights_of(Scratch& scratch);
-template <>
-inline float* weights_of<float>(Scratch& scratch) {
-    return scratch.scores;  // in place of the scores
-}
-template <>
-inline bf16* weights_of<bf16>(Scratch& scratch) {
-    return scratch.weights;
-}
-
-// The weights of 2 * wide_lanes keys.
-inline void store_weights(float* to, wide_float a, wide_float b) {
-    write(to, a);
-    write(to + wide_lanes, b);
-}
-
-#if defined(__AVX512BF16__)
-// In one piece: a tile that is loaded soon after would wait for two.
-inline void store_weights(bf16* to, wide_float a, wide_float b) {
-    write(to, _mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
-}
-#endif
-
-// Scores, in units of which `factor` make one power of two, become weights relative to each row's
-// largest score so far. Groups are taken two at a time: where their number is odd, weights of one
-// more are written, which nobody reads.
-template <class Weight>
-void soften(int rows, int num_groups, float factor, Scratch& scratch) {
-    constexpr Precision precision = sizeof(Weight) == 2 ? Precision::for_bf16 : Precision::full;
-    const int width = num_groups * key_group;
-    for (int row = 0; row < rows; ++row) {
-        const float* scores = scratch.scores + row * key_tile;
-        wide_float top = read<wide_float>(scores);
-        for (int i = wide_lanes; i < width; i += wide_lanes)
-            top = wide_max(top, read<wide_float>(scores + i));
-        const float tallest = largest(top) * factor;
-        scratch.rescale[row] = tallest > scratch.tops[row] ? tallest : scratch.tops[row];
-    }
-    for (int row = 0; row < rows; row += wide_lanes) {
-        const wide_float before = read<wide_float>(scratch.tops + row);
-        const wide_float now = read<wide_float>(scratch.rescale + row);
-        write(scratch.tops + row, now);
-        write(scratch.rescale + row, wide_exp2<Precision::full>(before - now));
-    }
-    for (int row = 0; row < rows; ++row) {
-        const float* scores = scratch.scores + row * key_tile;
-        Weight* weights = weights_of<Weight>(scratch) + row * key_tile;
-        const float top = scratch.tops[row];
-        wide_float total = read<wide_float>(scratch.totals[row]) * scratch.rescale[row];
-        const auto weight = [&](int i) {
-            return wide_exp2<precision>(read<wide_float>(scores + i) * factor - top);
-        };
-        int i = 0;
-        for (; i + 2 * wide_lanes <= width; i += 2 * wide_lanes) {
-            const wide_float a = weight(i), b = weight(i + wide_lanes);
-            total += a + b;
-            store_weights(weights + i, a, b);
-        }
-        if (i < width) {
-            const wide_float a = weight(i);
-            total += a;
-            store_weights(weights + i, a, wide_float{});
-        }
-        write(scratch.totals[row], total);
-    }
+void cap(float softcap, float scale, int rows, float* scores) {
+    for (int i = 0; i < rows * key_tile; i += lanes)
+        store(scores + i, softcap * tanh(load(scores + i) * (scale / softcap)));
 }
 
 template <class Out>
@@ -189,7 +142,7 @@ void finish(const LayerCall& call, const WorkItem& item, const Scratch& scratch)
     const int64_t size = call.shape.head_dim;
     for (int row = 0; row < item.num_rows; ++row) {
         const float* sums = scratch.sums + row * size;
-        const float total = sum(read<wide_float>(scratch.totals[row]));
+        const float total = sum(load(scratch.totals[row]));
         if (!item.is_part) {
             finish_row(call, *item.sequence, item.kv_head, item.first_row + row, sums,
                        scratch.tops[row], total);
@@ -202,34 +155,54 @@ void finish(const LayerCall& call, const WorkItem& item, const Scratch& scratch)
     }
 }
 
+template <class Products, class Readable>
+void attend_strip(const LayerCall& call, const WorkItem& item, const Strip& strip,
+                  const Readable& tile, Scratch& scratch) {
+    using Weight = typename Products::Weight;
+    constexpr bool scaled = is_scaled<typename Products::Storage>;
+    const LayerRules& rules = *call.rules;
+    const int64_t size = call.shape.head_dim;
+    const int64_t tokens_before = item.kv_head * call.num_tokens + item.sequence->first_token;
+    const auto* query = static_cast<const typename Products::Query*>(call.query) +
+                        (tokens_before * call.group + item.first_row + strip.first_row) * size;
+    Products::scores(call.shape, query, strip.num_rows, tile, scratch.scores);
+    if (scaled) scale_keys(scratch.key_scales, strip.num_rows, scratch.scores);
+    if (rules.softcap != 0.0f) {
+        cap(rules.softcap, rules.scale, strip.num_rows, scratch.scores);
+        Products::stay_awake();
+    }
+    if (!all_visible(call, item, strip, tile.first_key))
+        hide(call, item, strip, tile.first_key, scratch.scores);
+    const float factor = (rules.softcap != 0.0f ? 1.0f : rules.scale) * log2_e;
+    soften<Weight>(strip, factor, size, scaled ? scratch.value_scales : nullptr, scratch);
+    Products::accumulate(call.shape, weights_of<Weight>(scratch), strip.num_rows, tile,
+                         strip.sums);
+}
+
 template <class Products>
 void attend_item(const LayerCall& call, const WorkItem& item, Scratch& scratch) {
-    using Weight = typename Products::Weight;
-    const int64_t size = call.shape.head_dim, rows = item.num_rows;
-    const int64_t first = item.sequence->first_token * call.group + item.first_row;
-    const auto* query = static_cast<const typename Products::Query*>(call.query) +
-                        (item.kv_head * call.num_tokens * call.group + first) * size;
-    const LayerRules& rules = *call.rules;
-    const float factor = (rules.softcap != 0.0f ? 1.0f : rules.scale) * log2_e;
-
-    for (float& top : scratch.tops) top = lowest_score;
+    using Storage = typename Products::Storage;
+    const int64_t size = call.shape.head_dim;
+    const int rows = item.num_rows;
+    for (int row = 0; row < rows; ++row) scratch.tops[row] = lowest_score;
     memset(scratch.totals, 0, rows * sizeof scratch.totals[0]);
     memset(scratch.sums, 0, rows * size * sizeof(float));
-    Products::begin();
-    auto next = tile_at<Products>(call, item, item.key_begin);
+    Products::begin(rows);
+    Tile<Storage> next = tile_at<Storage>(call, item, item.key_begin);
     for (int64_t key = item.key_begin; key < item.key_end; key += key_tile) {
-        auto tile = next;
+        Tile<Storage> tile = next;
         if (key + key_tile < item.key_end) {
-            next = tile_at<Products>(call, item, key + key_tile);
+            next = tile_at<Storage>(call, item, key + key_tile);
             tile.next = &next;
         }
-        Products::scores(call.shape, query, int(rows), tile, scratch.scores);
-        if (rules.softcap != 0.0f)
-            cap(rules.softcap, rules.scale, int(rows), tile.num_groups, scratch.scores);
-        if (!all_visible(call, item, key, tile.num_groups))
-            hide(call, item, key, tile.num_groups, scratch.scores);
-        soften<Weight>(int(rows), tile.num_groups, factor, scratch);
-        Products::accumulate(call.shape, int(rows), tile, scratch);
+        if constexpr (is_scaled<Storage>) gather_scales(call, item, tile, scratch);
+        const auto readable = Products::readable(call.shape, tile, scratch);
+        for (int row = 0; row < rows; row += strip_rows) {
+            const int num_rows = rows - row < strip_rows ? rows - row : strip_rows;
+            const Strip strip{row, num_rows, scratch.sums + row * size, scratch.totals[row],
+                              scratch.tops + row};
+            attend_strip<Products>(call, item, strip, readable, scratch);
+        }
     }
     Products::end();
     finish(call, item, scratch);

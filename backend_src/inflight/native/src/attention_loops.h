@@ -1,6 +1,10 @@
 // The products of attention_flash.h in vector arithmetic that every machine has.
 #pragma once
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "attention_flash.h"
 
 namespace inflight {
@@ -26,7 +30,8 @@ void in_runs(int count, const Body& body) {
     }
 }
 
-// Two neighbouring dimensions (of K) or keys (of V); with float storage the first alone.
+// Two neighbouring dimensions (of K) or keys (of V); where they do not lie in pairs, the first
+// alone.
 struct Pair {
     wide_float first, second;
 };
@@ -38,16 +43,32 @@ inline Pair load_pair(const bf16* from) {
 
 inline Pair load_pair(const float* from) { return {read<wide_float>(from), wide_float{}}; }
 
+// Compilers convert bytes one by one where they are not told how.
+inline Pair load_pair(const int8_t* from) {
+#if defined(__AVX512F__)
+    const wide_int whole = (wide_int)_mm512_cvtepi8_epi32(read<__m128i>(from));
+#elif defined(__AVX2__)
+    const wide_int whole = (wide_int)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    const wide_int whole = {from[0], from[1], from[2], from[3]};
+#endif
+    return {__builtin_convertvector(whole, wide_float), wide_float{}};
+}
+
 template <class StorageType>
 struct LoopProducts {
     using Query = float;
     using Storage = StorageType;
     using Weight = float;
-    static constexpr int group_multiple = 1;
     static constexpr int pair = pair_size<Storage>;
 
-    static void begin() {}
+    static void begin(int) {}
     static void end() {}
+    static void stay_awake() {}
+
+    static const Tile<Storage>& readable(const KvShape&, const Tile<Storage>& tile, Scratch&) {
+        return tile;
+    }
 
     static void scores(const KvShape& shape, const float* query, int rows,
                        const Tile<Storage>& tile, float* scores) {
@@ -60,7 +81,7 @@ struct LoopProducts {
                     keys[v] = tile.keys[first_key / key_group] + first_key % key_group * pair;
                 }
                 some_scores<num_rows.value, num.value>(
-                    shape, query + row * shape.head_dim, keys,
+                    shape, query + row * shape.head_dim, keys, tile.key_stride,
                     scores + row * key_tile + vector * wide_lanes);
             });
         });
@@ -68,11 +89,12 @@ struct LoopProducts {
 
     template <int num_rows, int num_vectors>
     static void some_scores(const KvShape& shape, const float* query,
-                            const Storage* const (&keys)[num_vectors], float* scores) {
+                            const Storage* const (&keys)[num_vectors], int64_t key_stride,
+                            float* scores) {
         wide_float sums[num_rows][num_vectors] = {};
         for (int64_t i = 0; i < shape.head_dim; i += pair)
             for (int v = 0; v < num_vectors; ++v) {
-                const Pair key = load_pair(keys[v] + i * shape.tokens_per_block);
+                const Pair key = load_pair(keys[v] + i * key_stride);
                 for (int row = 0; row < num_rows; ++row) {
                     const float* of_row = query + row * shape.head_dim + i;
                     sums[row][v] += of_row[0] * key.first;
@@ -83,35 +105,33 @@ struct LoopProducts {
             memcpy(scores + row * key_tile, sums[row], sizeof sums[row]);
     }
 
-    static void accumulate(const KvShape& shape, int rows, const Tile<Storage>& tile,
-                           Scratch& scratch) {
+    static void accumulate(const KvShape& shape, const float* weights, int rows,
+                           const Tile<Storage>& tile, float* sums) {
         in_runs<block_rows>(rows, [&](auto num_rows, int row) {
             in_runs<block_vectors>(int(shape.head_dim / wide_lanes), [&](auto num, int vector) {
-                some_sums<num_rows.value, num.value>(shape, row, vector * wide_lanes, tile,
-                                                     scratch);
+                some_sums<num_rows.value, num.value>(
+                    shape, weights + row * key_tile, tile, vector * wide_lanes,
+                    sums + row * shape.head_dim + vector * wide_lanes);
             });
         });
     }
 
     template <int num_rows, int num_vectors>
-    static void some_sums(const KvShape& shape, int first_row, int first_dim,
-                          const Tile<Storage>& tile, Scratch& scratch) {
+    static void some_sums(const KvShape& shape, const float* weights, const Tile<Storage>& tile,
+                          int first_dim, float* out) {
         wide_float sums[num_rows][num_vectors];
-        float* out = scratch.sums + first_row * shape.head_dim + first_dim;
         for (int row = 0; row < num_rows; ++row)
-            for (int v = 0; v < num_vectors; ++v)
-                sums[row][v] = read<wide_float>(out + row * shape.head_dim + v * wide_lanes) *
-                               scratch.rescale[first_row + row];
+            memcpy(sums[row], out + row * shape.head_dim, sizeof sums[row]);
         const auto add = [&](int key, auto keys_of_pair) {
-            const float* weights = scratch.scores + first_row * key_tile + key;
+            const float* of_key = weights + key;
             const Storage* values = tile.values[key / key_group] +
                                     key % key_group * shape.head_dim + first_dim * pair;
             for (int v = 0; v < num_vectors; ++v) {
                 const Pair value = load_pair(values + v * wide_lanes * pair);
                 for (int row = 0; row < num_rows; ++row) {
-                    sums[row][v] += weights[row * key_tile] * value.first;
+                    sums[row][v] += of_key[row * key_tile] * value.first;
                     if (keys_of_pair.value == 2)
-                        sums[row][v] += weights[row * key_tile + 1] * value.second;
+                        sums[row][v] += of_key[row * key_tile + 1] * value.second;
                 }
             }
         };

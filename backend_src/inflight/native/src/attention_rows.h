@@ -88,20 +88,64 @@ private:
     float row_factor_ = 0.0f;
 };
 
+// Where the K and V of one head go.
 template <class Storage>
-void store_kv(const KvShape& shape, const float* key, const float* value, int64_t slot,
-              int64_t head, Storage* storage) {
-    constexpr int64_t pair = sizeof(Storage) == 2 ? 2 : 1;
+struct Slot {
+    Storage *keys, *values;  // panels
+    int64_t offset;          // in the block
+
+    Slot(const KvShape& shape, void* storage, int64_t slot, int64_t head)
+        : keys(panel_of<Storage>(shape, storage, slot / shape.tokens_per_block, head, false)),
+          values(panel_of<Storage>(shape, storage, slot / shape.tokens_per_block, head, true)),
+          offset(slot % shape.tokens_per_block) {}
+};
+
+template <class Storage>
+void store_kv(const KvShape& shape, const float* key, const float* value,
+              const Slot<Storage>& slot) {
+    constexpr int64_t pair = pair_size<Storage>;
     const int64_t size = shape.head_dim, per_block = shape.tokens_per_block;
-    const int64_t block = slot / per_block, offset = slot % per_block;
-    Storage* keys = storage + block * block_elements(shape) + head * 2 * panel_elements(shape);
-    Storage* values = keys + panel_elements(shape) + offset / pair * size * pair + offset % pair;
+    Storage* values = slot.values + slot.offset / pair * size * pair + slot.offset % pair;
     Storage rounded[max_head_dim];
     for (int64_t i = 0; i < size; i += lanes) store(rounded + i, load(key + i));
     for (int64_t i = 0; i < size; i += pair)
-        memcpy(keys + i * per_block + offset * pair, rounded + i, pair * sizeof(Storage));
+        memcpy(slot.keys + i * per_block + slot.offset * pair, rounded + i,
+               pair * sizeof(Storage));
     for (int64_t i = 0; i < size; i += lanes) store(rounded + i, load(value + i));
     for (int64_t i = 0; i < size; ++i) values[i * pair] = rounded[i];
+}
+
+// Rounds to whole multiples of the result, -127 .. 127 of them, halves to even. What is not finite
+// makes the result so too. quantize_heads of kv_storage.py takes the same steps.
+float quantize(const float* head, int64_t size, int8_t* to) {
+    constexpr float to_whole = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+    wide_float largest_lanes = {}, not_finite = {};
+    for (int64_t i = 0; i < size; i += wide_lanes) {
+        const wide_float x = read<wide_float>(head + i);
+        largest_lanes = wide_max(largest_lanes, wide_max(x, -x));
+        not_finite += x * 0.0f;  // 0 for numbers, else NaN
+    }
+    const float scale = (largest(largest_lanes) + sum(not_finite)) / 127.0f;
+    const float divisor = scale == 0.0f ? 1.0f : scale;
+    for (int64_t i = 0; i < size; i += wide_lanes) {
+        // Divided, not multiplied: a product and the sum after it might be rounded as one.
+        const wide_float exact = read<wide_float>(head + i) / divisor;
+        const wide_float bounded =
+            wide_max(wide_splat(-127.0f), wide_min(wide_splat(127.0f), exact));
+        const wide_int whole = __builtin_convertvector((bounded + to_whole) - to_whole, wide_int);
+        for (int lane = 0; lane < wide_lanes; ++lane) to[i + lane] = int8_t(whole[lane]);
+    }
+    return scale;
+}
+
+void store_kv(const KvShape& shape, const float* key, const float* value,
+              const Slot<int8_t>& slot) {
+    const int64_t size = shape.head_dim, per_block = shape.tokens_per_block;
+    int8_t rounded[max_head_dim];
+    scales_of(shape, slot.keys)[slot.offset] = quantize(key, size, rounded);
+    for (int64_t i = 0; i < size; ++i) slot.keys[i * per_block + slot.offset] = rounded[i];
+    scales_of(shape, slot.values)[slot.offset] =
+        quantize(value, size, slot.values + slot.offset * size);
 }
 
 template <class Query, class Storage>
@@ -125,8 +169,8 @@ void write_rows(const KvShape& shape, const LayerRules& rules, const RowInputs& 
             }
             keys.read(kv_head, head_values);
             load_head(in.v, in.is_bf16, token, kv_head, size, value);
-            store_kv(shape, head_values, value, in.slots[token], kv_head,
-                     static_cast<Storage*>(in.storage));
+            store_kv(shape, head_values, value,
+                     Slot<Storage>(shape, in.storage, in.slots[token], kv_head));
         }
     }
 }

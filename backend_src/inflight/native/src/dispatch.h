@@ -34,8 +34,7 @@ enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, amx = 3 };
 
 Isa chosen_isa();
 
-// Threads of a parallel region: `#pragma omp parallel num_threads(team_size())`. OpenMP's own
-// setting belongs to the thread that made it, and the engine's loop is another thread.
+// Threads that work together at most, the calling one included (team.h).
 int team_size();
 
 // The versions of one kernel in ascending order; null where there is none. Portable always is.

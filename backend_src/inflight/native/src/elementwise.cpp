@@ -2,6 +2,7 @@
 #include "elementwise.h"
 
 #include "dispatch.h"
+#include "team.h"
 
 namespace inflight {
 namespace {
@@ -12,10 +13,10 @@ constexpr int64_t worth_a_team = 16384;
 template <class Op>
 void over_rows(void (*kernel)(const Op&, int64_t, int64_t), const Op& op, int64_t rows) {
     const int64_t team = rows * op.width < worth_a_team ? 1 : team_size();
-    if (team == 1) return kernel(op, 0, rows);
-#pragma omp parallel for num_threads(int(team)) schedule(static)
-    for (int64_t part = 0; part < team; ++part)
-        kernel(op, rows * part / team, rows * (part + 1) / team);
+    Pieces pieces(rows, 2 * team);
+    with_team(int(team), [&](int) {
+        for (Pieces::Run run; !(run = pieces.take()).empty();) kernel(op, run.first, run.last);
+    });
 }
 
 constexpr Versions<RmsNormRows> rms_norm{

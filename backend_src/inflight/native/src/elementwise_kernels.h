@@ -30,10 +30,10 @@ void norm_row(const RmsNorm& op, int64_t row) {
 }
 
 f32x16 activated(Activation activation, f32x16 x) {
-    if (activation == Activation::silu) return x / (1.0f + exp(-x));
+    if (activation == Activation::silu) return x * reciprocal(1.0f + exp(-x));
     // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), without the loss of digits near u = -1;
     // 1.595769122 = 2 * sqrt(2 / pi)
-    return x / (1.0f + exp(-1.595769122f * (x + 0.044715f * x * x * x)));
+    return x * reciprocal(1.0f + exp(-1.595769122f * (x + 0.044715f * x * x * x)));
 }
 
 template <class In, class Out>

@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <memory>
-#include <new>
+#include <mutex>
+#include <optional>
 
 #include "dispatch.h"
+#include "team.h"
+#include "workspace.h"
 
 namespace inflight {
 namespace {
@@ -19,31 +21,10 @@ namespace {
 constexpr int64_t most_chunk_rows = 512, least_chunk_rows = 64;
 constexpr int64_t chunk_bytes = 1 << 20;
 constexpr int64_t tasks_per_thread = 4;
-constexpr int64_t grain_bytes = 64 << 10;  // weights that a thread takes at once, at least
-constexpr int64_t alignment = 64;
-constexpr int64_t serial_rows = 4;  // fewer rows are prepared before the team starts
+constexpr int64_t serial_values = 8192;  // fewer values of x are prepared before the team starts
+constexpr int64_t alignment = 64, line = 64;
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Memory of one thread that grows to the largest size asked for and is then reused.
-class Scratch {
-public:
-    uint8_t* at_least(int64_t size) {
-        if (size > size_) {
-            memory_.reset();
-            memory_.reset(static_cast<uint8_t*>(::operator new(size, std::align_val_t{alignment})));
-            size_ = size;
-        }
-        return memory_.get();
-    }
-
-private:
-    struct Delete {
-        void operator()(uint8_t* memory) { ::operator delete(memory, std::align_val_t{alignment}); }
-    };
-    std::unique_ptr<uint8_t, Delete> memory_;
-    int64_t size_ = 0;
-};
 
 const LinearKernels& chosen_kernels() {
     const Versions<const LinearKernels*> versions{
@@ -110,53 +91,42 @@ public:
           route_(choose_route()), rows_(place_rows()), chunk_rows_(choose_chunk()) {}
 
     void run() {
-        const bool prepared = rows_.values == x_.values;
-        const bool serial = x_.num_rows < serial_rows;
-        if (!prepared && serial) prepare(0, x_.num_rows);
-        const int64_t num_tasks = num_chunks() * weights_.num_tasks;
-        const int64_t grain = choose_grain(num_tasks);
-#pragma omp parallel num_threads(team_size())
-        {
-            if (!prepared && !serial) {
-#pragma omp for schedule(static)
-                for (int64_t row = 0; row < x_.num_rows; ++row) prepare(row, row + 1);
-            }
-            Output output = own_output();
+        prepare_rows();
+        Pieces tasks(num_chunks() * weights_.num_tasks, 2 * team_size());
+        with_team(team_size(), [&](int) {
+            const Output output = own_output();
             if (route_.begin) route_.begin();
-#pragma omp for schedule(monotonic : dynamic, grain) nowait
-            for (int64_t task = 0; task < num_tasks; ++task)
-                compute(output, task / weights_.num_tasks, task % weights_.num_tasks);
+            compute_all(tasks, output);
             if (route_.end) route_.end();
-            if (output.finish == Finish::argmax) {
-#pragma omp critical(inflight_argmax)
-                merge_best(output);
-            }
-        }
+            if (output.finish == Finish::argmax) merge_best(output);
+        });
     }
 
 private:
     Route choose_route() const {
         const int kind = int(weights_.kind);
-        const bool many = x_.num_rows >= kernels_.many_from[kind];
-        return many ? kernels_.many[kind] : kernels_.few[kind];
+        if (x_.num_rows >= kernels_.many_from[kind]) return kernels_.many[kind];
+        if (x_.num_rows >= kernels_.some_from[kind]) return kernels_.some[kind];
+        return kernels_.few[kind];
     }
 
-    // Where the prepared rows lie: x itself where nothing is to be prepared, else the scratch of
-    // the calling thread. What is there beyond the last row of x is of no account.
+    // Where the prepared rows lie: x itself where nothing is to be prepared, else memory of the
+    // calling thread. What is there beyond the last row of x is of no account.
     Rows place_rows() const {
-        Rows rows{route_.form, weights_.k, nullptr, nullptr, nullptr, nullptr};
+        Rows rows{route_.form, weights_.k, nullptr, nullptr, nullptr, nullptr, 0};
         const int64_t num_rows = round_up(x_.num_rows, route_.row_unit);
         if (x_.are(route_.form, weights_.k) && num_rows == x_.num_rows) {
             rows.values = static_cast<uint8_t*>(const_cast<void*>(x_.values));  // only read
             return rows;
         }
-        static thread_local Scratch scratch;
+        static thread_local Workspace workspace;
         const int64_t values = num_rows * weights_.k * value_bytes(route_.form);
-        const int64_t groups = route_.form == Form::int8 ? num_rows * (weights_.k / group_size) : 0;
-        rows.values = scratch.at_least(values + 12 * groups);
+        rows.scale_stride = route_.form == Form::int8 ? num_rows : 0;
+        const int64_t scales = rows.scale_stride * (weights_.k / group_size);
+        rows.values = workspace.at_least(values + 12 * scales);
         rows.scales = reinterpret_cast<float*>(rows.values + values);
-        rows.scaled_sums = rows.scales + groups;
-        rows.sums = reinterpret_cast<int32_t*>(rows.scaled_sums + groups);
+        rows.scaled_sums = rows.scales + scales;
+        rows.sums = reinterpret_cast<int32_t*>(rows.scaled_sums + scales);
         return rows;
     }
 
@@ -173,56 +143,111 @@ private:
 
     int64_t num_chunks() const { return (x_.num_rows + chunk_rows_ - 1) / chunk_rows_; }
 
-    int64_t choose_grain(int64_t num_tasks) const {
-        const int64_t task_bytes = weights_.panels_per_task * weights_.panel_bytes();
-        const int64_t enough = (grain_bytes + task_bytes - 1) / task_bytes;
-        const int64_t fair = num_tasks / (tasks_per_thread * team_size());
-        return std::clamp<int64_t>(fair, 1, enough);
+    void prepare_rows() const {
+        if (rows_.values == x_.values) return;
+        const int team = x_.num_rows * weights_.k <= serial_values ? 1 : team_size();
+        Pieces rows(x_.num_rows, 2 * team);
+        with_team(team, [&](int) {
+            for (Pieces::Run run; !(run = rows.take()).empty();)
+                for (int64_t row = run.first; row < run.last; ++row)
+                    kernels_.prepare(x_.number, x_.row(row), x_.k, rows_from(rows_, row));
+        });
     }
 
-    void prepare(int64_t first, int64_t last) const {
-        for (int64_t row = first; row < last; ++row)
-            kernels_.prepare(x_.number, x_.row(row), x_.k, rows_from(rows_, row));
+    // A thread takes its next run of tasks with the last of this one still to do: what it reads
+    // next is known while it computes.
+    void compute_all(Pieces& tasks, const Output& output) const {
+        for (Pieces::Run run = tasks.take(); !run.empty();) {
+            const int64_t task = run.first++;
+            if (run.empty()) run = tasks.take();
+            std::optional<int64_t> next_task;
+            if (!run.empty()) next_task = run.first;
+            compute(output, task, next_task);
+        }
     }
 
-    void compute(const Output& output, int64_t chunk, int64_t task) const {
-        const int64_t first_panel = task * weights_.panels_per_task;
-        const uint8_t* panels[2];
-        for (int64_t i = 0; i < weights_.panels_per_task; ++i)
-            panels[i] = usable_panel(first_panel + i, i);
-        const int64_t end = std::min((chunk + 1) * chunk_rows_, x_.num_rows);
-        for (int64_t row = chunk * chunk_rows_; row < end; row += route_.block_rows) {
-            alignas(alignment) float tiles[2 * most_block_rows * panel_columns];
+    void compute(const Output& output, int64_t task, std::optional<int64_t> next_task) const {
+        const int64_t chunk = task / weights_.num_tasks;
+        const int64_t begin = chunk * chunk_rows_;
+        const int64_t end = std::min(begin + chunk_rows_, x_.num_rows);
+        const int64_t first_panel = first_panel_of(task), rows = end - begin;
+        const bool reads_once = rows <= route_.block_rows && !route_.expand;
+        const uint8_t* expanded[2];
+        expand_panels(expanded, first_panel);
+        for (int64_t row = begin; row < end; row += route_.block_rows) {
             const Place place{row, std::min(route_.block_rows, end - row), first_panel};
-            for (int64_t i = 0; i < weights_.panels_per_task; ++i)
-                route_.product(rows_from(rows_, row), place.num_rows, panels[i],
+            alignas(alignment) float tiles[2 * most_block_rows * panel_columns];
+            for (int64_t i = 0; i < weights_.panels_per_task; ++i) {
+                const Panel panel{weights_.panel(first_panel + i), expanded[i],
+                                  reads_once ? fetching_on(first_panel + i, i, next_task)
+                                             : fetching_share(i, next_task, {row - begin, rows})};
+                route_.product(rows_from(rows_, row), place.num_rows, panel,
                                tiles + i * most_block_rows * panel_columns);
+            }
             kernels_.finish(output, place, tiles);
         }
     }
 
-    const uint8_t* usable_panel(int64_t index, int64_t slot) const {
-        static thread_local Scratch expanded;
-        const uint8_t* panel = weights_.panel(index);
-        if (!route_.expand) return panel;
-        const int64_t size = weights_.k * panel_columns * 2;
-        uint8_t* target = expanded.at_least(weights_.panels_per_task * size) + slot * size;
-        route_.expand(panel, weights_.k, target);
-        return target;
+    int64_t first_panel_of(int64_t task) const {
+        return task % weights_.num_tasks * weights_.panels_per_task;
+    }
+
+    // Null pointers where the route takes panels as they lie.
+    void expand_panels(const uint8_t* (&expanded)[2], int64_t first) const {
+        static thread_local Workspace workspace;
+        const int64_t most_bytes = weights_.k * panel_columns * 2;
+        for (int64_t i = 0; i < 2; ++i) {
+            expanded[i] = nullptr;
+            if (!route_.expand || i >= weights_.panels_per_task) continue;
+            uint8_t* target = workspace.at_least(2 * most_bytes) + i * most_bytes;
+            route_.expand(weights_.panel(first + i), weights_.k, target);
+            expanded[i] = target;
+        }
+    }
+
+    // Of a panel that is read only once: what is some way in front, also where that is in the panel
+    // that is read after it.
+    Fetching fetching_on(int64_t panel, int64_t place_in_task,
+                         std::optional<int64_t> next_task) const {
+        constexpr int64_t distance = 4096;
+        const bool is_last = place_in_task + 1 == weights_.panels_per_task;
+        const int64_t after = is_last && next_task ? first_panel_of(*next_task) : panel + 1;
+        const int64_t bytes = weights_.panel_bytes(), step = bytes / (weights_.k / group_size);
+        const uint8_t *then = weights_.panel(after), *end = weights_.panel(panel) + bytes;
+        if (bytes <= distance) return {step, then, then + bytes, then};
+        return {step, weights_.panel(panel) + distance, end, then};
+    }
+
+    struct Share {
+        int64_t first_row, num_rows;
+    };
+
+    // Of a panel that block after block of rows meets: the block's share of the next task's panel.
+    Fetching fetching_share(int64_t place_in_task, std::optional<int64_t> next_task,
+                            Share share) const {
+        if (!next_task) return {};
+        const int64_t groups = weights_.k / group_size, bytes = weights_.panel_bytes();
+        const int64_t blocks = (share.num_rows + route_.block_rows - 1) / route_.block_rows;
+        const int64_t step = round_up((bytes + groups * blocks - 1) / (groups * blocks), line);
+        const int64_t first = share.first_row / route_.block_rows * groups * step;
+        const uint8_t* next = weights_.panel(first_panel_of(*next_task) + place_in_task);
+        if (first >= bytes) return {};
+        return {step, next + first, next + bytes, next};
     }
 
     // Each thread looks for its own largest value.
     Output own_output() const {
         Output output = output_;
         if (output.finish != Finish::argmax) return output;
-        static thread_local Scratch scratch;
-        output.best = reinterpret_cast<float*>(scratch.at_least(x_.num_rows * 8));
+        static thread_local Workspace workspace;
+        output.best = reinterpret_cast<float*>(workspace.at_least(x_.num_rows * 8));
         output.best_ids = reinterpret_cast<int32_t*>(output.best + x_.num_rows);
         start_best(output.best, output.best_ids, x_.num_rows);
         return output;
     }
 
-    void merge_best(const Output& own) const {
+    void merge_best(const Output& own) {
+        const std::lock_guard<std::mutex> lock(merging_);
         for (int64_t row = 0; row < x_.num_rows; ++row) {
             const bool larger = own.best[row] > output_.best[row];
             const bool same_and_lower =
@@ -240,6 +265,7 @@ private:
     const Route route_;
     const Rows rows_;
     const int64_t chunk_rows_;
+    std::mutex merging_;
 };
 
 }  // namespace
@@ -261,8 +287,8 @@ INFLIGHT_API void inflight_linear(const PackedLinear* packed, const void* x, int
 INFLIGHT_API void inflight_linear_argmax(const PackedLinear* packed, const void* x,
                                          int64_t num_rows, int64_t x_number, int32_t* ids) {
     if (num_rows == 0) return;
-    static thread_local Scratch scratch;
-    auto* best = reinterpret_cast<float*>(scratch.at_least(num_rows * int64_t(sizeof(float))));
+    static thread_local Workspace workspace;
+    auto* best = reinterpret_cast<float*>(workspace.at_least(num_rows * int64_t(sizeof(float))));
     start_best(best, ids, num_rows);
     const Output output{Finish::argmax, Number::f32, nullptr, packed->columns,
                         packed->bias,   best,        ids};

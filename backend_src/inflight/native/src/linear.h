@@ -5,7 +5,7 @@
 //
 //   f32    [k][32] float
 //   bf16   [k/2][32][2] bf16: pairs along k, as VDPBF16PS and the tiles of AMX want them
-//   q8_0   k/32 groups, each [8][32][4] bytes (value + 128; fours along k), then 32 half scales
+//   q8_0   k/32 groups, each [8][32][4] signed bytes (fours along k), then 32 half scales
 //   q4_0   k/32 groups, each [4][32][4] bytes of two values, then 32 half scales
 //   q4_1   the same, then 32 half minima
 //
@@ -43,7 +43,8 @@ constexpr int64_t group_bytes(WeightKind kind) {
 enum class Form : int { f32, bf16, int8 };
 
 // Rows of x, k (padded) values each, without gaps. Of int8 alone: a scale, the sum of the values
-// and scale * sum for each group, [rows][k/32].
+// and scale * sum for each group; those of one group lie together, a row each:
+// [k/32][scale_stride].
 struct Rows {
     Form form;
     int64_t k;
@@ -51,6 +52,7 @@ struct Rows {
     float* scales;
     float* scaled_sums;
     int32_t* sums;
+    int64_t scale_stride;
 };
 
 constexpr int64_t value_bytes(Form form) {
@@ -61,25 +63,40 @@ static inline Rows rows_from(const Rows& rows, int64_t first) {
     Rows later = rows;
     later.values += first * rows.k * value_bytes(rows.form);
     if (rows.form != Form::int8) return later;
-    const int64_t groups = first * (rows.k / group_size);
-    later.scales += groups;
-    later.scaled_sums += groups;
-    later.sums += groups;
+    later.scales += first;
+    later.scaled_sums += first;
+    later.sums += first;
     return later;
 }
 
-// tile [num_rows][32] = the rows times one panel.
-using Product = void (*)(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile);
+// What a kernel fetches while it computes: so many bytes for each group of 32 along k, from `from`
+// to `end`, then from `then`. With few rows memory is what a product waits for, and the processor's
+// own fetching ahead stops at every 4 KiB and knows no other panel.
+struct Fetching {
+    int64_t step;  // 0: nothing
+    const uint8_t *from, *end, *then;
+};
 
-// Writes a panel of quantized weights as one of bf16.
-using Expand = void (*)(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
+// A panel as a kernel finds it.
+struct Panel {
+    const uint8_t* weights;   // as packed
+    const uint8_t* expanded;  // by the route's `expand`, if it has one
+    Fetching fetching;
+};
+
+// tile [num_rows][32] = the rows times one panel.
+using Product = void (*)(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
+
+// Writes the values of a panel in another form: of bf16 a whole panel, of int8 the bytes alone,
+// k/32 times [8][32][4].
+using Expand = void (*)(const uint8_t* panel, int64_t k, uint8_t* expanded);
 
 // One way to compute a product.
 struct Route {
     Form form;
     Product product;
     int64_t block_rows;  // it is called for at most so many rows, so that the tile stays near
-    int64_t row_unit;    // it reads and writes whole multiples of this many
+    int64_t row_unit;    // it reads whole multiples of this many rows
     Expand expand;       // null: it takes the panel as it lies
     void (*begin)();     // what a thread calls before its first product and after its last, or null
     void (*end)();
@@ -120,20 +137,27 @@ using FinishTile = void (*)(const Output& output, const Place& place, const floa
 struct LinearKernels {
     PrepareRow prepare;
     FinishTile finish;
-    Route few[num_weight_kinds];   // by WeightKind: the route of fewer than many_from rows
+    Route few[num_weight_kinds];   // by WeightKind: the route of fewer than some_from rows
+    Route some[num_weight_kinds];  // of fewer than many_from rows
     Route many[num_weight_kinds];
-    int64_t many_from[num_weight_kinds];
+    int64_t some_from[num_weight_kinds], many_from[num_weight_kinds];
 };
 
 extern const LinearKernels linear_kernels_portable, linear_kernels_avx2, linear_kernels_avx512,
     linear_kernels_amx;
 
-void bf16_product_avx512(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile);
-void bf16_product_amx(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile);
-void begin_tiles_amx();
+void bf16_product_avx512(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
+void bf16_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
+void begin_bf16_tiles_amx();
+void q8_0_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
+void q4_0_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
+void q4_1_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
+void begin_int8_tiles_amx();
 void end_tiles_amx();
-void expand_q8_0_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
-void expand_q4_0_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
-void expand_q4_1_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel);
+void expand_q8_0_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
+void expand_q4_0_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
+void expand_q4_1_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
+void expand_q4_0_to_int8_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
+void expand_q4_1_to_int8_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
 
 }  // namespace inflight

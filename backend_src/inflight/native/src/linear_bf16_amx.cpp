@@ -4,31 +4,24 @@
 
 #include "linear.h"
 #include "linear_blocks.h"
+#include "linear_tiles.h"
 
 namespace inflight {
 namespace {
 
-constexpr int tile_rows = 16;
 constexpr int64_t tile_row_bytes = 64;
 constexpr int64_t panel_stride = 4 * panel_columns;  // also that of the sums
 constexpr int64_t step_bytes = group_bytes(WeightKind::bf16);
 
-// The operand of LDTILECFG: eight tiles of 16 rows of 64 bytes. Loading it takes as long as a dozen
-// products, so it is loaded once for a call, and the rest of the rows fills a tile as well.
-struct alignas(64) TileConfig {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-};
-
-// A constant: GCC's intrinsic claims to read 8 bytes of it, so writes to a local one may vanish.
-const TileConfig tile_config = {
+constexpr TileConfig config = {
     1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
 // Tiles 0 and 1 are sums of the upper 16 rows, 2 and 3 of the lower; 4 and 5 the rows of x, which
 // are loaded so that they do not drive the panel out of the first-level cache; 6 and 7 the weights.
 template <bool has_lower>
-void amx_block(const uint8_t* x, int64_t k, const uint8_t* panel, float* tile) {
+void amx_block(const uint8_t* x, int64_t k, const Panel& panel, float* tile) {
+    const uint8_t* weights = panel.expanded ? panel.expanded : panel.weights;
+    Ahead ahead(panel);
     const int64_t x_stride = 2 * k;
     const uint8_t* lower_x = x + tile_rows * x_stride;
     _tile_zero(0);
@@ -37,11 +30,11 @@ void amx_block(const uint8_t* x, int64_t k, const uint8_t* panel, float* tile) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t step = 0; step < k / 32; ++step, panel += step_bytes) {
-        prefetch_ahead<step_bytes>(panel);
+    for (int64_t step = 0; step < k / 32; ++step, weights += step_bytes) {
+        ahead.fetch<step_bytes>();
         _tile_stream_loadd(4, x + step * tile_row_bytes, x_stride);
-        _tile_loadd(6, panel, panel_stride);
-        _tile_loadd(7, panel + tile_row_bytes, panel_stride);
+        _tile_loadd(6, weights, panel_stride);
+        _tile_loadd(7, weights + tile_row_bytes, panel_stride);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if constexpr (has_lower) {
@@ -61,11 +54,11 @@ void amx_block(const uint8_t* x, int64_t k, const uint8_t* panel, float* tile) {
 
 }  // namespace
 
-void begin_tiles_amx() { _tile_loadconfig(&tile_config); }
+void begin_bf16_tiles_amx() { _tile_loadconfig(&config); }
 
 void end_tiles_amx() { _tile_release(); }
 
-void bf16_product_amx(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile) {
+void bf16_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
     if (num_rows > tile_rows)
         amx_block<true>(rows.values, rows.k, panel, tile);
     else

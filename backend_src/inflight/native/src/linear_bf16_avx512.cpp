@@ -11,6 +11,7 @@ namespace {
 
 constexpr int most_rows = 14;  // 28 sums, two vectors of weights and one of x
 constexpr int64_t pair_bytes = 4 * panel_columns;
+constexpr int64_t step_bytes = group_bytes(WeightKind::bf16);
 
 __m512bh load_weights(const uint8_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
 
@@ -21,19 +22,27 @@ __m512bh splat_pair(const uint8_t* from) {
 }
 
 template <int num_rows>
-void bf16_block(const uint8_t* x, int64_t k, const uint8_t* panel, float* tile) {
+void bf16_block(const uint8_t* x, int64_t k, const Panel& panel, float* tile) {
+    const uint8_t* weights = panel.weights;
+    Ahead ahead(panel);
     __m512 left[num_rows], right[num_rows];
 #pragma GCC unroll 14
     for (int r = 0; r < num_rows; ++r) left[r] = right[r] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < k; i += 2, panel += pair_bytes) {
-        prefetch_ahead<pair_bytes>(panel);
-        const __m512bh left_weights = load_weights(panel), right_weights = load_weights(panel + 64);
+    const bool in_parts = ahead.in_parts<step_bytes>();
+    for (int64_t group = 0; group < k; group += group_size) {
+        if (!in_parts) ahead.fetch<step_bytes>();
+        for (int64_t i = 0; i < group_size; i += 2, weights += pair_bytes) {
+            if (in_parts) ahead.fetch_part<pair_bytes>(i / 2);
+            const __m512bh left_weights = load_weights(weights);
+            const __m512bh right_weights = load_weights(weights + 64);
 #pragma GCC unroll 14
-        for (int r = 0; r < num_rows; ++r) {
-            const __m512bh pair = splat_pair(x + 2 * (r * k + i));
-            left[r] = _mm512_dpbf16_ps(left[r], pair, left_weights);
-            right[r] = _mm512_dpbf16_ps(right[r], pair, right_weights);
+            for (int r = 0; r < num_rows; ++r) {
+                const __m512bh pair = splat_pair(x + 2 * (r * k + group + i));
+                left[r] = _mm512_dpbf16_ps(left[r], pair, left_weights);
+                right[r] = _mm512_dpbf16_ps(right[r], pair, right_weights);
+            }
         }
+        if (in_parts) ahead.advance();
     }
 #pragma GCC unroll 14
     for (int r = 0; r < num_rows; ++r) {
@@ -44,10 +53,11 @@ void bf16_block(const uint8_t* x, int64_t k, const uint8_t* panel, float* tile) 
 
 }  // namespace
 
-void bf16_product_avx512(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile) {
+void bf16_product_avx512(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
     in_blocks<most_rows>(num_rows, [&](auto count, int64_t first) {
         const uint8_t* x = rows_from(rows, first).values;
-        bf16_block<decltype(count)::value>(x, rows.k, panel, tile + first * panel_columns);
+        bf16_block<decltype(count)::value>(x, rows.k, first ? again(panel) : panel,
+                                           tile + first * panel_columns);
     });
 }
 

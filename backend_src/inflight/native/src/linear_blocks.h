@@ -31,13 +31,51 @@ void in_blocks(int64_t num_rows, const Block& block) {
     }
 }
 
-// Asks for the weights that are read next but one group or so. With few rows memory is what a
-// product waits for, and the processor's own prefetching stops at every 4 KiB.
-template <int64_t size>
-void prefetch_ahead(const uint8_t* weights) {
-    constexpr int64_t distance = 4096, line = 64;
-    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(weights + distance + i);
-}
+// The panel for a kernel that goes through it once more.
+Panel again(const Panel& panel) { return {panel.weights, panel.expanded, {}}; }
+
+// Fetches what a panel asks for.
+class Ahead {
+public:
+    explicit Ahead(const Panel& panel) : fetching_(panel.fetching) {}
+
+    // To be called once for each group of 32 along k. `own_step`: bytes of a group of the panel.
+    // What is fetched at that step is about to be read, all else waits in the second-level cache.
+    template <int64_t own_step>
+    void fetch() {
+        if (fetching_.step == own_step)
+            fetch_part<own_step>(0);
+        else
+            for (int64_t i = 0; i < fetching_.step; i += line)
+                __builtin_prefetch(fetching_.from + i, to_read, second_level);
+        advance();
+    }
+
+    // The same part by part, for kernels that take long for a group: where `in_parts` says so all
+    // `own_step` / `part_bytes` parts and then `advance`, else `fetch`.
+    template <int64_t own_step>
+    bool in_parts() const {
+        return fetching_.step == own_step;
+    }
+
+    template <int64_t part_bytes>
+    void fetch_part(int64_t part) const {
+#pragma GCC unroll 64
+        for (int64_t i = 0; i < part_bytes; i += line)
+            __builtin_prefetch(fetching_.from + part * part_bytes + i, to_read, first_level);
+    }
+
+    void advance() {
+        fetching_.from += fetching_.step;
+        if (fetching_.from >= fetching_.end)
+            fetching_.from = fetching_.then + (fetching_.from - fetching_.end);
+    }
+
+private:
+    static constexpr int64_t line = 64;
+    static constexpr int to_read = 0, second_level = 2, first_level = 3;
+    Fetching fetching_;
+};
 
 }  // namespace
 }  // namespace inflight

@@ -1,4 +1,5 @@
-// Quantized panels as bf16 panels, for the tiles of AMX: the same weights, rounded to bf16.
+// Quantized panels for the tiles of AMX: as bf16 panels, the same weights rounded to bf16; and the
+// values of q4 as bytes.
 #include <immintrin.h>
 
 #include "linear.h"
@@ -70,7 +71,8 @@ void expand_columns(const uint8_t* from, const Scaling& scaling, uint8_t* to) {
         const __m512i bytes = _mm512_loadu_si512(from + quad * quad_bytes);
         uint8_t* pairs = to + quad * 2 * quad_bytes;
         if constexpr (is_q8) {
-            expand_quad<8, 0>(bytes, scaling, pairs);
+            const __m512i sign = _mm512_set1_epi8(char(0x80));
+            expand_quad<8, 0>(_mm512_xor_si512(bytes, sign), scaling, pairs);
         } else {
             expand_quad<4, 0>(bytes, scaling, pairs);
             expand_quad<4, 4>(bytes, scaling, pairs + 8 * quad_bytes);
@@ -81,14 +83,14 @@ void expand_columns(const uint8_t* from, const Scaling& scaling, uint8_t* to) {
 template <WeightKind kind>
 Scaling scaling_of(const uint8_t* halves) {
     const __m512 scale = load_halves(halves);
-    if (kind == WeightKind::q8_0)  // stored + 128
+    if (kind == WeightKind::q8_0)  // taken + 128, to be unsigned
         return for_fractions<8>(scale, scale * _mm512_set1_ps(-128.0f));
     if (kind == WeightKind::q4_0) return for_fractions<4>(scale, scale * _mm512_set1_ps(-8.0f));
     return for_fractions<4>(scale, load_halves(halves + 2 * panel_columns));
 }
 
 template <WeightKind kind>
-void expand(const uint8_t* panel, int64_t k, uint8_t* target) {
+void expand_to_bf16(const uint8_t* panel, int64_t k, uint8_t* target) {
     constexpr int64_t value_bytes = kind == WeightKind::q8_0 ? 1024 : 512;
     for (int64_t g = 0; g < k / group_size; ++g) {
         for (int column = 0; column < panel_columns; column += vector_columns) {
@@ -100,18 +102,44 @@ void expand(const uint8_t* panel, int64_t k, uint8_t* target) {
     }
 }
 
+template <WeightKind kind>
+void expand_to_int8(const uint8_t* panel, int64_t k, uint8_t* target) {
+    constexpr int64_t vector_bytes = 64, packed_bytes = 512;
+    constexpr char offset = kind == WeightKind::q4_0 ? 8 : 0;
+    const __m512i low_half = _mm512_set1_epi8(15), less = _mm512_set1_epi8(offset);
+    for (int64_t g = 0; g < k / group_size; ++g) {
+        for (int64_t i = 0; i < packed_bytes; i += vector_bytes) {
+            const __m512i bytes = _mm512_loadu_si512(panel + i);
+            const __m512i low = _mm512_and_si512(bytes, low_half);
+            const __m512i high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low_half);
+            _mm512_storeu_si512(target + i, _mm512_sub_epi8(low, less));
+            _mm512_storeu_si512(target + packed_bytes + i, _mm512_sub_epi8(high, less));
+        }
+        panel += group_bytes(kind);
+        target += 2 * packed_bytes;
+    }
+}
+
 }  // namespace
 
-void expand_q8_0_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel) {
-    expand<WeightKind::q8_0>(panel, k, bf16_panel);
+void expand_q8_0_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
+    expand_to_bf16<WeightKind::q8_0>(panel, k, expanded);
 }
 
-void expand_q4_0_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel) {
-    expand<WeightKind::q4_0>(panel, k, bf16_panel);
+void expand_q4_0_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
+    expand_to_bf16<WeightKind::q4_0>(panel, k, expanded);
 }
 
-void expand_q4_1_avx512(const uint8_t* panel, int64_t k, uint8_t* bf16_panel) {
-    expand<WeightKind::q4_1>(panel, k, bf16_panel);
+void expand_q4_1_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
+    expand_to_bf16<WeightKind::q4_1>(panel, k, expanded);
+}
+
+void expand_q4_0_to_int8_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
+    expand_to_int8<WeightKind::q4_0>(panel, k, expanded);
+}
+
+void expand_q4_1_to_int8_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
+    expand_to_int8<WeightKind::q4_1>(panel, k, expanded);
 }
 
 }  // namespace inflight

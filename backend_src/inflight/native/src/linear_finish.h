@@ -9,12 +9,12 @@
 namespace inflight {
 namespace {
 
-f32x16 silu(f32x16 x) { return x / (1.0f + exp(-x)); }
+f32x16 silu(f32x16 x) { return x * reciprocal(1.0f + exp(-x)); }
 
 // 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), written as x / (1 + exp(-2 u)).
 f32x16 gelu_tanh(f32x16 x) {
     constexpr float two_root = 1.59576912f;  // 2 sqrt(2 / pi)
-    return x / (1.0f + exp(-two_root * (x + 0.044715f * x * x * x)));
+    return x * reciprocal(1.0f + exp(-two_root * (x + 0.044715f * x * x * x)));
 }
 
 // The columns of a tile's row, two vectors of them.

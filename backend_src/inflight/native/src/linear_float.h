@@ -38,11 +38,13 @@ void add_step(native_float (&sums)[num_rows][block_vectors], const native_float*
 // sums += x * panel for `num_rows` rows and the columns from `column` on.
 template <WeightKind kind, int num_rows>
 void sum_block(native_float (&sums)[num_rows][block_vectors], const float* x, int64_t k,
-               const uint8_t* panel, int column) {
+               const Panel& panel, int column) {
     constexpr int64_t vector_bytes = sizeof(native_float);
-    const uint8_t* weights = panel + 4 * column;
+    const uint8_t* weights = panel.weights + 4 * column;
+    Ahead ahead(panel);
     if constexpr (kind == WeightKind::f32) {
         for (int64_t i = 0; i < k; ++i, weights += 4 * panel_columns) {
+            if (i % group_size == 0) ahead.fetch<group_bytes(kind)>();
             const native_float step[block_vectors] = {
                 read<native_float>(weights),
                 read<native_float>(weights + vector_bytes)};
@@ -50,6 +52,7 @@ void sum_block(native_float (&sums)[num_rows][block_vectors], const float* x, in
         }
     } else {
         for (int64_t i = 0; i < k; i += 2, weights += 4 * panel_columns) {
+            if (i % group_size == 0) ahead.fetch<group_bytes(kind)>();
             const native_bits pairs[block_vectors] = {
                 read<native_bits>(weights),
                 read<native_bits>(weights + vector_bytes)};
@@ -65,13 +68,14 @@ void sum_block(native_float (&sums)[num_rows][block_vectors], const float* x, in
 
 // Takes rows of float for both kinds of weights.
 template <WeightKind kind>
-void float_product(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile) {
+void float_product(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
     const float* x = reinterpret_cast<const float*>(rows.values);
     in_blocks<float_block_rows>(num_rows, [&](auto count, int64_t first) {
         constexpr int block_rows = decltype(count)::value;
         for (int column = 0; column < panel_columns; column += block_columns) {
             native_float sums[block_rows][block_vectors] = {};
-            sum_block<kind, block_rows>(sums, x + first * rows.k, rows.k, panel, column);
+            sum_block<kind, block_rows>(sums, x + first * rows.k, rows.k,
+                                        first || column ? again(panel) : panel, column);
             float* to = tile + first * panel_columns + column;
             for (int r = 0; r < block_rows; ++r)
                 memcpy(to + r * panel_columns, sums[r], sizeof sums[r]);

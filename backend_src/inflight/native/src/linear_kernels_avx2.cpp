@@ -19,17 +19,17 @@ struct Avx2 {
     static Ints load_bytes(const uint8_t* from) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     }
+    static Ints load_q8(const uint8_t* from) { return load_bytes(from); }
     static Ints low_halves(Ints bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
     static Ints high_halves(Ints bytes) { return low_halves(_mm256_srli_epi16(bytes, 4)); }
     static Ints splat(int32_t value) { return _mm256_set1_epi32(value); }
     static Floats splat_float(float value) { return _mm256_set1_ps(value); }
 
-    // VPMADDUBSW saturates its sums of two products: weights of 0..255 could overflow it, their
-    // magnitudes of at most 128 cannot. The sign moves to x.
+    // VPMADDUBSW takes one side unsigned, and saturates its sums of two products: weights of 0..255
+    // could overflow it, their magnitudes of at most 128 cannot. The sign moves to x.
     static Ints dot_q8(Ints sums, Ints weights, int32_t x) {
-        const Ints values = _mm256_xor_si256(weights, _mm256_set1_epi8(char(0x80)));
-        const Ints signed_x = _mm256_sign_epi8(splat(x), values);
-        return add_pairs(sums, _mm256_maddubs_epi16(_mm256_abs_epi8(values), signed_x));
+        const Ints signed_x = _mm256_sign_epi8(splat(x), weights);
+        return add_pairs(sums, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), signed_x));
     }
     static Ints dot_q4(Ints sums, Ints weights, int32_t x) {
         return add_pairs(sums, _mm256_maddubs_epi16(weights, splat(x)));
@@ -57,6 +57,8 @@ const LinearKernels linear_kernels_avx2 = {
     finish_tile,
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {0, 0, 0, 0, 0},
     {0, 0, 0, 0, 0},
 };
 

@@ -17,6 +17,9 @@ struct Avx512 {
     static constexpr int q8_offset = 128;  // VPDPBUSD takes one side unsigned: the weights
 
     static Ints load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+    static Ints load_q8(const uint8_t* from) {
+        return _mm512_xor_si512(load_bytes(from), _mm512_set1_epi8(char(0x80)));
+    }
     static Ints low_halves(Ints bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
     static Ints high_halves(Ints bytes) { return low_halves(_mm512_srli_epi16(bytes, 4)); }
     static Ints splat(int32_t value) { return _mm512_set1_epi32(value); }
@@ -38,14 +41,19 @@ constexpr Route q8_0_route = direct(Form::int8, quantized_product<Avx512, Weight
 constexpr Route q4_0_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q4_0>);
 constexpr Route q4_1_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q4_1>);
 
-// AMX in place of the route for few rows. Its int8 tiles cannot sum further than a group of 32: the
-// way of the sums out of the tiles to be scaled costs more than to expand the weights to bf16 once.
-constexpr Route tiles(Expand expand) {
-    return {Form::bf16, bf16_product_amx, 32, 16, expand, begin_tiles_amx, end_tiles_amx};
+// AMX for more rows. Sums of int8 tiles reach no further than a group of 32, and each has to come
+// out of its tile to be scaled; to expand the weights to bf16 costs more at first and less for each
+// row. From which number of rows on either wins: tests/benchmarks/native_linear_speed.py.
+constexpr Route bf16_tiles(Expand expand) {
+    return {Form::bf16, bf16_product_amx, 32, 16, expand, begin_bf16_tiles_amx, end_tiles_amx};
 }
 
-// From this many rows on AMX wins; measured with tests/benchmarks/native_linear_speed.py.
-constexpr int64_t bf16_tiles_from = 1, quantized_tiles_from = 20;
+constexpr Route int8_tiles(Product product, Expand expand) {
+    return {Form::int8, product, 16, 16, expand, begin_int8_tiles_amx, end_tiles_amx};
+}
+
+constexpr int64_t bf16_tiles_from = 1, q8_tiles_from = 7, q4_tiles_from = 11;
+constexpr int64_t q8_expanded_from = 65, q4_expanded_from = 49;
 
 }  // namespace
 
@@ -54,6 +62,8 @@ const LinearKernels linear_kernels_avx512 = {
     finish_tile,
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {0, 0, 0, 0, 0},
     {0, 0, 0, 0, 0},
 };
 
@@ -61,9 +71,13 @@ const LinearKernels linear_kernels_amx = {
     prepare_row,
     finish_tile,
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
-    {f32_route, tiles(nullptr), tiles(expand_q8_0_avx512), tiles(expand_q4_0_avx512),
-     tiles(expand_q4_1_avx512)},
-    {0, bf16_tiles_from, quantized_tiles_from, quantized_tiles_from, quantized_tiles_from},
+    {f32_route, bf16_tiles(nullptr), int8_tiles(q8_0_product_amx, nullptr),
+     int8_tiles(q4_0_product_amx, expand_q4_0_to_int8_avx512),
+     int8_tiles(q4_1_product_amx, expand_q4_1_to_int8_avx512)},
+    {f32_route, bf16_tiles(nullptr), bf16_tiles(expand_q8_0_to_bf16_avx512),
+     bf16_tiles(expand_q4_0_to_bf16_avx512), bf16_tiles(expand_q4_1_to_bf16_avx512)},
+    {0, bf16_tiles_from, q8_tiles_from, q4_tiles_from, q4_tiles_from},
+    {0, bf16_tiles_from, q8_expanded_from, q4_expanded_from, q4_expanded_from},
 };
 
 }  // namespace inflight

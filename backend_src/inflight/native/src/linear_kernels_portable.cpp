@@ -25,18 +25,22 @@ float to_float_from_half(uint16_t half) {
 struct Portable {
     using Floats = native_float;
     typedef int32_t Ints __attribute__((vector_size(4 * native_lanes)));
+    typedef uint32_t Bits __attribute__((vector_size(4 * native_lanes)));
     static constexpr int lanes = native_lanes, block_rows = 2;
-    static constexpr int q8_offset = 128;
+    static constexpr int q8_offset = 0;
 
     static Ints load_bytes(const uint8_t* from) { return read<Ints>(from); }
+    static Ints load_q8(const uint8_t* from) { return load_bytes(from); }
     static Ints low_halves(Ints bytes) { return bytes & 0x0f0f0f0f; }
     static Ints high_halves(Ints bytes) { return bytes >> 4 & 0x0f0f0f0f; }
     static Ints splat(int32_t value) { return value - Ints{}; }
     static Floats splat_float(float value) { return value - Floats{}; }
 
+    // The byte is moved up to the sign and down again.
     template <int byte>
     static Ints product(Ints weights, int32_t x) {
-        return (weights >> (8 * byte) & 0xff) * int32_t(int8_t(x >> (8 * byte)));
+        const Ints upper = (Ints)((Bits)weights << (24 - 8 * byte));
+        return (upper >> 24) * int32_t(int8_t(x >> (8 * byte)));
     }
     static Ints dot_q8(Ints sums, Ints weights, int32_t x) {
         return sums + product<0>(weights, x) + product<1>(weights, x) + product<2>(weights, x) +
@@ -69,6 +73,8 @@ const LinearKernels linear_kernels_portable = {
     finish_tile,
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {0, 0, 0, 0, 0},
     {0, 0, 0, 0, 0},
 };
 

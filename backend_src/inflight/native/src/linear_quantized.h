@@ -4,8 +4,8 @@
 // `Ops` is an instruction set:
 //   Floats, Ints           vectors of `lanes` float and int32
 //   block_rows             rows whose sums fit the registers beside two vectors of columns
-//   q8_offset              what dot_q8 adds to each weight; taken out again by sums of x
-//   load_bytes, low_halves, high_halves, splat, splat_float
+//   q8_offset              what load_q8 adds to each weight; taken out again by sums of x
+//   load_bytes, load_q8, low_halves, high_halves, splat, splat_float
 //   dot_q8, dot_q4(sums, weights, x)    four weights of each lane times the four values in `x`
 //   multiply_add(a, b, c)  a * b + c, with to_float and load_halves (fp16) for its operands
 #pragma once
@@ -39,7 +39,7 @@ struct QuantizedBlock {
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; ++v) {
                 const uint8_t* from = weights + step * quad_bytes + 4 * v * Ops::lanes;
-                const Ints bytes = Ops::load_bytes(from);
+                const Ints bytes = is_q8 ? Ops::load_q8(from) : Ops::load_bytes(from);
 #pragma GCC unroll 8
                 for (int r = 0; r < num_rows; ++r) {
                     const uint8_t* quad = x + r * k + 4 * step;
@@ -56,11 +56,11 @@ struct QuantizedBlock {
     }
 
     void add_group(const Rows& rows, int64_t group, const uint8_t* weights, int column) {
-        const int64_t groups = rows.k / group_size;
+        const int64_t scales_at = group * rows.scale_stride;
         Ints sums[num_rows][vectors];
 #pragma GCC unroll 8
         for (int r = 0; r < num_rows; ++r) {
-            const int32_t start = -offset * rows.sums[r * groups + group];
+            const int32_t start = -offset * rows.sums[scales_at + r];
             for (int v = 0; v < vectors; ++v) sums[r][v] = Ops::splat(start);
         }
         dot_group(sums, weights + 4 * column, rows.values + group * group_size, rows.k);
@@ -70,14 +70,14 @@ struct QuantizedBlock {
             const Floats scale = Ops::load_halves(scales + 2 * v * Ops::lanes);
 #pragma GCC unroll 8
             for (int r = 0; r < num_rows; ++r) {
-                const Floats both = scale * Ops::splat_float(rows.scales[r * groups + group]);
+                const Floats both = scale * Ops::splat_float(rows.scales[scales_at + r]);
                 totals[r][v] = Ops::multiply_add(Ops::to_float(sums[r][v]), both, totals[r][v]);
             }
             if constexpr (kind == WeightKind::q4_1) {
                 const Floats minimum = Ops::load_halves(scales + 64 + 2 * v * Ops::lanes);
 #pragma GCC unroll 8
                 for (int r = 0; r < num_rows; ++r) {
-                    const Floats sum = Ops::splat_float(rows.scaled_sums[r * groups + group]);
+                    const Floats sum = Ops::splat_float(rows.scaled_sums[scales_at + r]);
                     totals[r][v] = Ops::multiply_add(minimum, sum, totals[r][v]);
                 }
             }
@@ -92,16 +92,19 @@ struct QuantizedBlock {
 };
 
 template <class Ops, WeightKind kind>
-void quantized_product(const Rows& rows, int64_t num_rows, const uint8_t* panel, float* tile) {
+void quantized_product(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
+    const int64_t groups = rows.k / group_size;
     in_blocks<Ops::block_rows>(num_rows, [&](auto count, int64_t first) {
         constexpr int block_rows = decltype(count)::value;
         using Block = QuantizedBlock<Ops, kind, block_rows>;
         const Rows block_of_rows = rows_from(rows, first);
         for (int column = 0; column < panel_columns; column += Block::columns) {
             Block block{};
-            const uint8_t* weights = panel;
-            for (int64_t g = 0; g < rows.k / group_size; ++g, weights += group_bytes(kind)) {
-                prefetch_ahead<group_bytes(kind)>(weights);
+            const uint8_t* weights = panel.weights;
+            const bool read_before = first > 0 || column > 0;
+            Ahead ahead(read_before ? again(panel) : panel);
+            for (int64_t g = 0; g < groups; ++g, weights += group_bytes(kind)) {
+                ahead.fetch<group_bytes(kind)>();
                 block.add_group(block_of_rows, g, weights, column);
             }
             float* to = tile + first * panel_columns + column;

@@ -56,9 +56,9 @@ void quantize_row(const Source* x, int64_t k, const Rows& rows) {
         store_bytes(rows.values + at, low_values);
         store_bytes(rows.values + at + lanes, high_values);
         const int32_t sum = sum_of(low_values + high_values);
-        rows.scales[g] = scale;
-        rows.sums[g] = sum;
-        rows.scaled_sums[g] = scale * float(sum);
+        rows.scales[g * rows.scale_stride] = scale;
+        rows.sums[g * rows.scale_stride] = sum;
+        rows.scaled_sums[g * rows.scale_stride] = scale * float(sum);
     }
 }
 

@@ -1,0 +1,35 @@
+// Passes over a row of logits; one version for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace inflight {
+
+// Values that one of `maxima` stands for.
+constexpr int64_t sampling_height = 64;
+
+// Weights that are summed before runs are.
+constexpr int64_t sampling_run = 256;
+
+struct SamplingKernels {
+    // Writes the maxima of disjoint sets of sampling_height values each, and returns how many; a
+    // few values at the end are in none. `out` has room for count / sampling_height.
+    int64_t (*maxima)(const float* values, int64_t count, float* out);
+    // The ids, ascending, of values >= bound; returns how many. `ids` has room for all.
+    int64_t (*at_least)(const float* values, int64_t count, float bound, int64_t* ids);
+    // weights = exp((values - peak) * factor).
+    void (*weights)(const float* values, int64_t count, float peak, float factor, float* weights);
+    // sums[r] = the sum of run r; the last one may be shorter.
+    void (*run_sums)(const float* weights, int64_t count, double* sums);
+};
+
+#define INFLIGHT_DECLARE_SAMPLING(isa)     \
+    namespace isa {                        \
+    extern const SamplingKernels sampling; \
+    }
+INFLIGHT_DECLARE_SAMPLING(portable)
+INFLIGHT_DECLARE_SAMPLING(avx2)
+INFLIGHT_DECLARE_SAMPLING(avx512)
+#undef INFLIGHT_DECLARE_SAMPLING
+
+}  // namespace inflight

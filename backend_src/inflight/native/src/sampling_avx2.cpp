@@ -1,0 +1,2 @@
+#define INFLIGHT_ISA avx2
+#include "sampling_kernels.h"

@@ -1,0 +1,2 @@
+#define INFLIGHT_ISA avx512
+#include "sampling_kernels.h"

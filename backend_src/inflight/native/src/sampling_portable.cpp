@@ -1,0 +1,2 @@
+#define INFLIGHT_ISA portable
+#include "sampling_kernels.h"
