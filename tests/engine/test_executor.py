@@ -45,14 +45,14 @@ def test_tokens_are_right_whatever_the_policy(
 def test_a_tiny_pool_pauses_and_still_answers_right() -> None:
     asked = prompts(12)
     policy = CapacitySchedulerPolicy.MAX_UTILIZATION
-    with make_executor(policy=policy, num_blocks=18) as executor:
-        outputs = executor.generate(asked, max_tokens=30)
+    with make_executor(policy=policy, num_blocks=24) as executor:
+        outputs = executor.generate(asked, max_tokens=60)
         paused = sum(
             stats.inflight_batching_stats.num_paused_requests
             for stats in executor.get_latest_iteration_stats()
         )
     assert paused > 0, "the pool was meant to be too small"
-    assert [list(o.token_ids) for o in outputs] == [expected_tokens(p, 30) for p in asked]
+    assert [list(o.token_ids) for o in outputs] == [expected_tokens(p, 60) for p in asked]
 
 
 def test_equal_prompts_reuse_blocks() -> None:

@@ -115,7 +115,7 @@ def test_a_failing_forward_ends_its_batch_and_nobody_else() -> None:
 def test_an_engine_error_answers_everyone_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = make_executor()
     monkeypatch.setattr(
-        executor._engine.loop._parts.scheduler, "schedule", lambda *a, **k: 1 / 0, raising=True
+        executor._engine.loop.parts.scheduler, "schedule", lambda *a, **k: 1 / 0, raising=True
     )
     request_id = executor.enqueue_request(Request(input_token_ids=(1, 2), max_tokens=5))
     (answer,) = executor.await_responses(request_id, timeout=5)

@@ -18,8 +18,8 @@ class Phase(Enum):
 class ScheduledChunk(NamedTuple):
     """Tokens [start, start + num_tokens) of one request, computed in this iteration.
 
-    In the first chunk of a (re)started request, ``start`` tokens come from reused blocks; they are
-    a whole number of blocks, and fewer than the request has tokens.
+    In the first chunk of a (re)started request, ``start`` tokens come from reused blocks, the last
+    of them perhaps from a part of one; they are fewer than the request has tokens.
     """
 
     request: LlmRequest

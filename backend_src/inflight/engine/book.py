@@ -34,6 +34,9 @@ class RequestBook:
     def __iter__(self) -> Iterator[RequestRecord]:
         return iter(list(self._records.values()))
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._records
+
     def get(self, request_id: int) -> RequestRecord | None:
         return self._records.get(request_id)
 

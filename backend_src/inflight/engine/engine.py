@@ -13,9 +13,11 @@ from inflight.api.request import Request
 from inflight.batch.llm_request import LlmRequest
 from inflight.engine.admission import EngineLimits, check_request
 from inflight.engine.inbox import Inbox
-from inflight.engine.loop import EngineParts, IterationLoop
+from inflight.engine.lane import ForwardLane, InlineLane
+from inflight.engine.loop import IterationLoop
 from inflight.engine.memory import available_bytes, num_kv_blocks, sizing_line
 from inflight.engine.outbox import Outbox
+from inflight.engine.parts import EngineParts
 from inflight.engine.record import RequestRecord
 from inflight.engine.responder import Responder
 from inflight.engine.statistics import StatsRecorder
@@ -23,6 +25,7 @@ from inflight.errors import QueueFullError, ShuttingDownError
 from inflight.kv_cache.manager import KvCacheManager
 from inflight.model.packing import Packer
 from inflight.model.runner import ModelRunner
+from inflight.sampling.kernels import SamplingKernels
 from inflight.sampling.sampler import Sampler
 from inflight.scheduler.scheduler import Scheduler
 from inflight.scheduler.waiting_queue import rank_of
@@ -43,8 +46,11 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         end_ids: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
+        lane: ForwardLane | None = None,
+        sampling_kernels: SamplingKernels | None = None,
     ) -> None:
-        """``runner`` is loaded and has no KV cache yet. Raises ConfigError where a limit of
+        """``runner`` is loaded and has no KV cache yet; ``lane`` carries its forwards (None: no
+        other thread does); ``sampling_kernels`` None: numpy's. Raises ConfigError where a limit of
         ``config`` cannot be held."""
         self.config = config
         self._tokenizer = tokenizer
@@ -63,12 +69,10 @@ class Engine:
         )
         self.inbox, self.outbox = Inbox(), Outbox()
         self.stats = StatsRecorder(config)
-        self.kv = KvCacheManager(
-            num_blocks,
-            tokens_per_block,
-            enable_block_reuse=config.kv_cache_config.enable_block_reuse,
+        self.kv = KvCacheManager(num_blocks, config.kv_cache_config, clock=clock)
+        self.loop = IterationLoop(
+            self._make_parts(runner, lane or InlineLane(), sampling_kernels), clock
         )
-        self.loop = IterationLoop(self._make_parts(runner), clock)
         logger.info(sizing_line(config, runner.spec, num_blocks, bound))
 
     @property
@@ -125,7 +129,9 @@ class Engine:
                 "try again later"
             )
 
-    def _make_parts(self, runner: ModelRunner) -> EngineParts:
+    def _make_parts(
+        self, runner: ModelRunner, lane: ForwardLane, kernels: SamplingKernels | None
+    ) -> EngineParts:
         config, tokens_per_block = self.config, self.config.kv_cache_config.tokens_per_block
         return EngineParts(
             scheduler=Scheduler(
@@ -145,7 +151,9 @@ class Engine:
             sampler=Sampler(
                 vocab_size=runner.spec.vocab_size,
                 normalize_log_probs=config.normalize_log_probs,
+                kernels=kernels,
             ),
+            lane=lane,
             inbox=self.inbox,
             responder=Responder(self.outbox),
             stats=self.stats,

@@ -36,14 +36,21 @@ def num_kv_blocks(
     """Blocks of the pool and the name of what set the number.
 
     The smallest of: the fraction of ``free_bytes``, ``max_tokens``, and what ``max_batch_size``
-    requests of ``max_seq_len`` could ever hold. ``num_blocks`` overrides them all. Raises
-    ConfigError when not even one request of two blocks fits.
+    requests of ``max_seq_len`` could ever hold. ``num_blocks`` overrides them all. The pool takes
+    its memory as blocks are first written: that it is free now is checked here, nobody keeps it
+    free. Raises ConfigError when not even one request of two blocks fits, or when ``num_blocks``
+    are more than fit.
     """
     kv = config.kv_cache_config
+    per_block = kv_bytes_per_token * kv.tokens_per_block
     if kv.num_blocks is not None:
+        if kv.num_blocks * per_block > free_bytes:
+            raise ConfigError(
+                f"num_blocks: {kv.num_blocks} KV blocks of {per_block} bytes do not fit into the "
+                f"{free_bytes >> 20} MiB that are free"
+            )
         return kv.num_blocks, "num_blocks"
     fraction = kv.free_memory_fraction or DEFAULT_CPU_FRACTION
-    per_block = kv_bytes_per_token * kv.tokens_per_block
     most = config.max_batch_size * -(-config.max_seq_len // kv.tokens_per_block)
     bounds = [
         (int(free_bytes * fraction) // per_block, "kv_cache_free_gpu_mem_fraction"),
@@ -70,8 +77,9 @@ def sizing_line(config: ExecutorConfig, spec: ModelSpec, num_blocks: int, bound:
     binding = "max_batch_size" if fit_typical >= config.max_batch_size else "the KV cache"
     return (
         f"KV cache: {num_blocks} blocks of {per_block} tokens = {tokens} tokens, "
-        f"{num_blocks * per_block * spec.kv_bytes_per_token / 2**20:.0f} MiB {spec.dtype} on "
-        f"{spec.device} (set by {bound}); fits {fit_typical} requests of {typical} tokens or "
+        f"up to {num_blocks * per_block * spec.kv_bytes_per_token / 2**20:.0f} MiB on "
+        f"{spec.device}, taken as blocks are first used, {spec.kv_bytes_per_token} bytes a token "
+        f"(set by {bound}); fits {fit_typical} requests of {typical} tokens or "
         f"{fit_longest} of max_seq_len {config.max_seq_len}; max_batch_size "
         f"{config.max_batch_size}, max_num_tokens {config.max_num_tokens}; {binding} binds first"
     )

@@ -43,20 +43,13 @@ class Outbox:
     def num_ready(self) -> int:
         return len(self._ready)
 
-    def put_batch(self, items: Iterable[tuple[int, str | None, Result, bool]]) -> None:
-        """Adds (request_id, client_id, result, is_ready) of one iteration; wakes readers once.
-
-        A result that is not ready (a request that does not stream) is kept until one that is.
-        """
+    def put_batch(self, items: Iterable[tuple[int, str | None, Result]]) -> None:
+        """Adds (request_id, client_id, result) of one iteration; wakes readers once."""
         with self._condition:
-            woke = False
-            for request_id, client_id, result, is_ready in items:
+            for request_id, client_id, result in items:
                 self._entry(request_id, client_id).parts.append(result)
-                if is_ready:
-                    self._ready[request_id] = None
-                    woke = True
-            if woke:
-                self._condition.notify_all()
+                self._ready[request_id] = None
+            self._condition.notify_all()
 
     def put_error(self, request_id: int, client_id: str | None, error: RequestError) -> None:
         with self._condition:

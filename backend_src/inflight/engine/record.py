@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight.api.response import RequestPerfMetrics
-from inflight.batch.llm_request import LlmRequest
+from inflight.batch.llm_request import LlmRequest, RequestState
 from inflight.text.stream import TextStream
 
 
@@ -20,6 +20,7 @@ class RequestRecord:
         "first_token_time",
         "last_token_time",
         "stop_reason",
+        "perf",
     )
 
     def __init__(self, llm: LlmRequest, stream: TextStream) -> None:
@@ -34,12 +35,23 @@ class RequestRecord:
         self.first_token_time = 0.0
         self.last_token_time = 0.0
         self.stop_reason = ""
+        """What the end id or the stop word was; "" where neither ended the request."""
+        self.perf: RequestPerfMetrics | None = None
+        """Set when the request ends."""
 
-    def token_arrived(self, log_prob: float, now: float) -> None:
+    @property
+    def has_ended(self) -> bool:
+        return self.llm.state is RequestState.GENERATION_COMPLETE
+
+    def token_arrived(self, now: float) -> None:
         self.first_token_time = self.first_token_time or now
         self.last_token_time = now
+
+    def add_text(self, token_id: int, log_prob: float) -> str | None:
+        """Appends a token to the stream; returns the stop word that it completed."""
         if self.llm.request.output_config.return_log_probs:
             self.log_probs.append(log_prob)
+        return self.stream.append(token_id)
 
     def perf_metrics(self, alloc_total: int, alloc_new: int, reused: int) -> RequestPerfMetrics:
         return RequestPerfMetrics(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inflight.api.response import FinishReason, RequestPerfMetrics, Result
+from inflight.api.response import Result
 from inflight.engine.outbox import Outbox
 from inflight.engine.record import RequestRecord
 from inflight.errors import RequestError
@@ -17,21 +17,20 @@ class Responder:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._batch: list[tuple[int, str | None, Result, bool]] = []
+        self._batch: list[tuple[int, str | None, Result]] = []
 
     def delta(self, record: RequestRecord, iteration: int) -> None:
-        """Text that has become safe to send, if any; without streaming it waits for the final."""
+        """Text that has become safe to send, if any; without streaming it stays in the stream."""
+        if not record.llm.request.streaming:
+            return
         delta = record.stream.take()
         if delta.token_ids:
-            streams = record.llm.request.streaming
-            self._add(record, _result(record, delta, iteration), is_ready=streams)
+            self._add(record, _result(record, delta, iteration))
 
-    def final(
-        self, record: RequestRecord, iteration: int, reason: FinishReason, perf: RequestPerfMetrics
-    ) -> None:
+    def final(self, record: RequestRecord, iteration: int) -> None:
         """The last word: everything that was held back, and why the request ended."""
-        result = _result(record, record.stream.finish(), iteration, reason=reason, perf=perf)
-        self._add(record, result, is_ready=True)
+        assert record.has_ended
+        self._add(record, _result(record, record.stream.finish(), iteration))
 
     def error(self, record: RequestRecord, error: RequestError) -> None:
         self._outbox.put_error(record.llm.request_id, record.llm.request.client_id, error)
@@ -42,34 +41,27 @@ class Responder:
             self._outbox.put_batch(self._batch)
             self._batch = []
 
-    def _add(self, record: RequestRecord, result: Result, *, is_ready: bool) -> None:
+    def _add(self, record: RequestRecord, result: Result) -> None:
         llm = record.llm
-        self._batch.append((llm.request_id, llm.request.client_id, result, is_ready))
+        self._batch.append((llm.request_id, llm.request.client_id, result))
 
 
-def _result(
-    record: RequestRecord,
-    delta: TextDelta,
-    iteration: int,
-    *,
-    reason: FinishReason = FinishReason.NOT_FINISHED,
-    perf: RequestPerfMetrics | None = None,
-) -> Result:
+def _result(record: RequestRecord, delta: TextDelta, iteration: int) -> Result:
     log_probs = tuple(record.log_probs[: delta.num_generated_tokens])
     del record.log_probs[: delta.num_generated_tokens]
     record.cum_log_prob += sum(log_probs)
     return Result(
-        is_final=perf is not None,
+        is_final=record.has_ended,
         output_token_ids=delta.token_ids,
         text=delta.text,
         prefix_token_ids=delta.prefix_token_ids,
         text_length=delta.text_length,
         num_input_tokens=record.llm.prompt_length,
         num_output_tokens=delta.num_generated_tokens,
-        finish_reason=reason,
-        stop_reason=record.stop_reason if reason is not FinishReason.NOT_FINISHED else "",
+        finish_reason=record.llm.finish_reason,
+        stop_reason=record.stop_reason,
         log_probs=log_probs,
         cum_log_prob=record.cum_log_prob,
         decoding_iter=iteration,
-        perf_metrics=perf,
+        perf_metrics=record.perf,
     )

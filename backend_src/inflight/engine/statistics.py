@@ -15,6 +15,7 @@ from inflight.api.stats import (
 )
 from inflight.batch.plan import ScheduledBatch
 from inflight.engine.book import RequestBook
+from inflight.engine.iteration import SettledIteration
 from inflight.engine.memory import resident_bytes
 from inflight.kv_cache.manager import KvCacheManager
 
@@ -43,21 +44,14 @@ class StatsRecorder:
     def count_completed(self) -> None:
         self._num_completed += 1
 
-    def record(
-        self,
-        plan: ScheduledBatch,
-        book: RequestBook,
-        kv: KvCacheManager,
-        *,
-        began: float,
-        ended: float,
-        num_generated: int,
-    ) -> None:
-        """One iteration that ran from ``began`` to ``ended`` (clock seconds)."""
+    def record(self, settled: SettledIteration, book: RequestBook, kv: KvCacheManager) -> None:
+        """One iteration. Requests and blocks are counted as they stand now, when the next one has
+        been planned."""
+        plan, ended = settled.plan, settled.ended
         stats = IterationStats(
             timestamp=time.time(),
             iter=plan.iteration,
-            iter_latency_ms=(ended - began) * 1000,
+            iter_latency_ms=(ended - settled.began) * 1000,
             token_gap_seconds=self._token_gap(plan, ended),
             num_new_active_requests=self._num_new,
             num_active_requests=len(book),
@@ -67,7 +61,7 @@ class StatsRecorder:
             max_batch_size_static=self._config.max_batch_size,
             max_num_tokens_static=self._config.max_num_tokens,
             cpu_mem_usage=self._resident(ended),
-            num_generated_tokens=num_generated,
+            num_generated_tokens=settled.num_generated,
             kv_cache_stats=kv.stats(),
             inflight_batching_stats=_batching(plan),
         )

@@ -16,9 +16,11 @@ from inflight.api.response import Response
 from inflight.api.stats import IterationStats, KvCacheStats, RequestStatsPerIteration
 from inflight.engine.engine import Engine
 from inflight.errors import RequestError, RequestFailedError, ShuttingDownError
+from inflight.executor.forward_thread import ForwardThread
 from inflight.executor.in_flight import InFlightClients
 from inflight.executor.offline import GenerationOutput, gather, make_requests
 from inflight.model.runner import ModelRunner
+from inflight.sampling.kernels import SamplingKernels
 from inflight.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ SEQ_LEN_CEILING = 8192
 
 
 class Executor:
-    """Owns the engine thread. All methods are safe to call from any thread.
+    """Owns the engine thread and its forward thread. All methods are safe to call from any thread.
 
     Use it as a context manager, or call ``shutdown``: every accepted request gets exactly one final
     Response, also then.
@@ -42,14 +44,25 @@ class Executor:
         tokenizer: Tokenizer | None = None,
         end_ids: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
+        sampling_kernels: SamplingKernels | None = None,
     ) -> None:
-        """``runner`` is loaded and has no KV cache yet; ``end_ids`` are the checkpoint's. Raises
-        ConfigError where a limit of ``config`` cannot be held."""
+        """``runner`` is loaded and has no KV cache yet; ``end_ids`` are the checkpoint's;
+        ``sampling_kernels`` None: numpy's. Raises ConfigError where a limit of ``config`` cannot be
+        held."""
         self.config = config
         self.tokenizer = tokenizer
         self._clients = InFlightClients()
         self._failure: BaseException | None = None
-        self._engine = Engine(runner, config, tokenizer=tokenizer, end_ids=end_ids, clock=clock)
+        self._forward_thread = ForwardThread()
+        self._engine = Engine(
+            runner,
+            config,
+            tokenizer=tokenizer,
+            end_ids=end_ids,
+            clock=clock,
+            lane=self._forward_thread,
+            sampling_kernels=sampling_kernels,
+        )
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
         self._thread.start()
 
@@ -62,6 +75,7 @@ class Executor:
         set_thread_defaults()
         from inflight.checkpoint import prepare_checkpoint
         from inflight.model.factory import load_runner
+        from inflight.model.sampling import load_sampling_kernels
 
         config = config or InflightConfig.load()
         checkpoint = prepare_checkpoint(
@@ -69,11 +83,13 @@ class Executor:
         )
         longest = min(checkpoint.max_position_embeddings, SEQ_LEN_CEILING)
         config = config.model_copy(update={"max_seq_len": config.max_seq_len or longest})
+        runner = load_runner(checkpoint.directory, config)
         return cls(
-            load_runner(checkpoint.directory, config),
+            runner,
             config.executor_config(max_seq_len=config.max_seq_len),
             tokenizer=Tokenizer.from_directory(checkpoint.directory),
             end_ids=checkpoint.end_ids,
+            sampling_kernels=load_sampling_kernels(config.cache_dir, runner.spec),
         )
 
     def __enter__(self) -> Executor:
@@ -195,11 +211,12 @@ class Executor:
     def _run(self) -> None:
         engine = self._engine
         try:
-            while not engine.inbox.is_closed:
-                if not engine.loop.has_work:
-                    engine.kv.check_integrity()
-                    engine.inbox.wait()
-                engine.loop.step()
+            with self._forward_thread:
+                while not engine.inbox.is_closed:
+                    if not engine.loop.has_work:
+                        engine.kv.check_integrity()
+                        engine.inbox.wait()
+                    engine.loop.step()
             engine.loop.end_everyone(lambda: ShuttingDownError("the server is shutting down"))
         except BaseException as error:  # the engine's radius: everybody hears of it
             logger.critical("the engine stopped: %s", type(error).__name__, exc_info=error)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from inflight.api import ContextChunkingPolicy
 from inflight.batch import LlmRequest, Phase, RequestState, ScheduledChunk
 from inflight.scheduler.capacity import CapacityPlan
+from inflight.scheduler.latency_target import LatencyTarget
 from inflight.scheduler.waiting_queue import rank_key
 
 ShareTokens = Callable[[Sequence[int], int, int], list[int]]
@@ -71,12 +72,19 @@ _CHUNKING: dict[ContextChunkingPolicy, ShareTokens] = {
 class MicroBatchScheduler:
     """Cuts a capacity plan to ``max_batch_size`` rows and ``max_num_tokens`` computed tokens.
 
-    ``chunking`` None: contexts are not chunked; each is computed whole in one iteration.
+    ``chunking`` None: contexts are not chunked; each is computed whole in one iteration. ``target``
+    bounds the context tokens further while there are generations.
     """
 
     def __init__(
-        self, max_batch_size: int, max_num_tokens: int, chunking: ContextChunkingPolicy | None
+        self,
+        max_batch_size: int,
+        max_num_tokens: int,
+        chunking: ContextChunkingPolicy | None,
+        target: LatencyTarget | None = None,
     ) -> None:
+        assert chunking is not None or target is None
+        self._target = target
         self._max_batch_size = max_batch_size
         self._max_num_tokens = max_num_tokens
         self._share = share_whole if chunking is None else _CHUNKING[chunking]
@@ -106,6 +114,10 @@ class MicroBatchScheduler:
         contexts.sort(key=lambda context: rank_key(context[0]))
         del contexts[self._max_batch_size - len(generation) :]
         budget = self._max_num_tokens - len(generation)
+        if self._target is not None and generation:
+            start = max(start for _, start in contexts)
+            target = self._target.context_tokens(generation, start, tokens_per_block)
+            budget = min(budget, target)
         return self._context_chunks(contexts, budget, tokens_per_block), tuple(generation)
 
     def _context_chunks(

@@ -12,6 +12,7 @@ from inflight.scheduler.capacity import (
     MaxUtilization,
     StaticBatch,
 )
+from inflight.scheduler.latency_target import LatencyTarget
 from inflight.scheduler.microbatch import MicroBatchScheduler
 from inflight.scheduler.ports import KvCapacity
 
@@ -37,11 +38,19 @@ class Scheduler:
         self._capacity = _capacity_policy(
             config.capacity_scheduler_policy, max_batch_size, max_num_tokens
         )
+        target = config.target_inter_token_ms
+        self._target = LatencyTarget(target) if target else None
         self._micro_batch = MicroBatchScheduler(
             max_batch_size,
             max_num_tokens,
             config.context_chunking_policy if enable_chunked_context else None,
+            self._target,
         )
+
+    def observe(self, plan: ScheduledBatch, seconds: float) -> None:
+        """What an iteration took, from plan to tokens: the latency target learns from it."""
+        if self._target is not None:
+            self._target.observe(plan, seconds)
 
     def schedule(
         self,

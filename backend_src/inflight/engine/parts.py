@@ -1,0 +1,30 @@
+"""EngineParts: what the loop conducts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight.engine.inbox import Inbox
+from inflight.engine.lane import ForwardLane
+from inflight.engine.responder import Responder
+from inflight.engine.statistics import StatsRecorder
+from inflight.kv_cache.manager import KvCacheManager
+from inflight.model.packing import Packer
+from inflight.model.runner import ModelRunner
+from inflight.sampling.sampler import Sampler
+from inflight.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """Each part owns its own facts."""
+
+    scheduler: Scheduler
+    kv: KvCacheManager
+    packer: Packer
+    runner: ModelRunner
+    sampler: Sampler
+    lane: ForwardLane
+    inbox: Inbox
+    responder: Responder
+    stats: StatsRecorder

@@ -1,0 +1,45 @@
+"""A model that computes nothing: it moves a clock by what a cost model says."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.cli.calibration import shape_of
+from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+from inflight.scheduler.iteration_cost import IterationShape
+from inflight.simulator.cost_model import CostModel
+from inflight.simulator.trace import VOCAB_SIZE
+
+
+class ClockRunner:
+    """A ModelRunner."""
+
+    spec = ModelSpec(
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=4096,
+        num_layers=1,
+        kv_bytes_per_token=1,
+        supported_tokens_per_block=(),
+        dtype="fp32",
+        device="cpu",
+    )
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        self.now = 0.0
+        self.shapes: list[IterationShape] = []
+
+    def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
+        pass
+
+    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+        self.shapes.append(shape_of(inputs))
+        self.now += self.cost.seconds(self.shapes[-1])
+        likeliest = np.zeros(len(inputs.logits_indices), dtype=np.int32)
+        return ForwardOutput(logits=None, likeliest=likeliest)
+
+    def copy_blocks(
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        pass
