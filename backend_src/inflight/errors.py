@@ -100,3 +100,11 @@ class EngineError(InflightError):
 
 class IntegrityError(EngineError):
     """An invariant of the KV cache or of the request states does not hold."""
+
+
+_LONGEST_REASON = 300
+
+
+def one_line(error: Exception) -> str:
+    """What a library says of a fault, which may be pages, as the end of an error of ours."""
+    return " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__

@@ -131,12 +131,14 @@ def read_rate(seconds: float) -> float:
 
 def weight_bytes(runner: FusedRunner) -> int:
     weights = runner.decoder.weights
-    packed = [
-        linear
-        for layer in weights.layers
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
-    ]
-    return sum(linear.data.numel() for linear in (*packed, weights.head))
+    packed = [weights.head]
+    for layer in weights.layers:
+        packed += [layer.qkv, layer.output]
+        if layer.mlp is not None:
+            packed += [layer.mlp.up, layer.mlp.down]
+        if layer.experts is not None:
+            packed += [*layer.experts.gate_ups.members, *layer.experts.downs.members]
+    return sum(linear.data.numel() for linear in packed)
 
 
 def main() -> None:

@@ -73,6 +73,8 @@ PROVED_CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": _COMMON | {"num_local_experts": 4},
     "nemotron": _COMMON,
     "olmo2": _COMMON,
+    "olmo3": _COMMON | _MIXED_LAYERS,
+    "olmoe": _COMMON | _EXPERTS,
     "opt": _GPT2 | {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "persimmon": _GPT2,
     "phi": _COMMON,

@@ -37,7 +37,12 @@ def test_known_types_fuse_and_all_others_say_why_not(model_type: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
-        ("llama", {"hidden_act": "relu"}, "no activation relu"),
+        ("llama", {"hidden_act": "relu"}, "no gated activation relu"),
+        ("phi", {"hidden_act": "silu"}, "no activation silu"),
+        ("phi", {"qk_layernorm": True}, "queries and keys have LayerNorms"),
+        ("cohere", {"use_qk_norm": True}, "queries and keys have LayerNorms"),
+        ("olmoe", {"clip_qkv": 8.0}, "queries, keys and values are clipped"),
+        ("mixtral", {"num_experts_per_tok": 5}, "5 of 4 experts run a token"),
         ("llama", {"head_dim": 24}, r"multiples of 16 .* not \(64, 96, 24\)"),
         ("llama", {"intermediate_size": 100}, r"multiples of 16 .* not \(64, 100, 16\)"),
         ("llama", {"head_dim": 528}, "heads of at most 512"),
@@ -47,6 +52,19 @@ def test_known_types_fuse_and_all_others_say_why_not(model_type: str) -> None:
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "no rope of type dynamic",
+        ),
+        (
+            "phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [2.0] * 8,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            "no rope of type longrope",
         ),
         (
             "qwen2",
@@ -80,6 +98,36 @@ def test_a_spec_holds_what_the_class_fixes() -> None:
     smollm = decoder_spec(tiny_config("smollm3"))
     assert [layer.rope is None for layer in smollm.layers] == [False, True, False]
     assert decoder_spec(tiny_config("qwen2")).qkv_bias
+
+
+def test_a_spec_says_which_layers_have_experts() -> None:
+    mixed = decoder_spec(
+        tiny_config("qwen2_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3])
+    )
+    assert [layer.experts is not None for layer in mixed.layers] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
+    sizes = [layer.mlp.intermediate_size for layer in mixed.layers if layer.mlp is not None]
+    assert sizes == [96, 32, 96, 96, 96, 32]  # an MLP, or the shared expert
+    mixtral = decoder_spec(tiny_config("mixtral"))
+    assert all(layer.mlp is None for layer in mixtral.layers)
+    experts = mixtral.layers[0].experts
+    assert experts is not None and experts.is_softmax_of_chosen
+    assert (experts.num_experts, experts.num_experts_per_token) == (4, 2)
+
+
+def test_weights_of_a_missing_expert_are_named(tmp_path: Path) -> None:
+    file = tiny_checkpoint(tmp_path, "mixtral") / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.block_sparse_moe.experts.3.w2.weight"]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"layers.1.block_sparse_moe.experts.3.w2.weight are"):
+        build_fused_runner(tmp_path, FP32, None)
 
 
 def test_other_architectures_and_dtypes_are_refused(tmp_path: Path) -> None:

@@ -90,6 +90,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 0.1,
         },
     ),
+    "exaone4 without windows": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "ernie4_5 with biases": ("ernie4_5", {"use_bias": True, "head_dim": 32}),
+    "cohere with biases and a scale": ("cohere", {"attention_bias": True, "logit_scale": 0.3}),
+    "stablelm in parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "gpt_neox in sequence": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "relu"}),
+    "nemotron with biases": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
+    "starcoder2 without biases": ("starcoder2", {"use_bias": False}),
+    "mixtral with windows": ("mixtral", {"sliding_window": SLIDING_WINDOW}),
+    "mixtral with one expert for each token": ("mixtral", {"num_experts_per_tok": 1}),
+    "mixtral with every expert for each token": ("mixtral", {"num_experts_per_tok": 4}),
+    "olmoe with a softmax of the chosen": ("olmoe", {"norm_topk_prob": True}),
+    "qwen2_moe with layers without experts": (
+        "qwen2_moe",
+        {"decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False},
+    ),
+    "qwen2_moe with windows": (
+        "qwen2_moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": SLIDING_WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3_moe with layers without experts": ("qwen3_moe", {"mlp_only_layers": [0, 2]}),
 }
 
 
@@ -183,7 +210,23 @@ def test_context_matters_in_what_is_compared(case: str, checkpoint_of: Any) -> N
     assert np.abs(after - before).max() > 30 * TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "olmo2", "granite with multipliers"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "llama",
+        "qwen2",
+        "gemma2",
+        "olmo2",
+        "granite with multipliers",
+        "cohere",
+        "gpt_neox",
+        "phi",
+        "starcoder2",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+    ],
+)
 def test_bf16_is_nearer_to_fp32_than_transformers_bf16(case: str, checkpoint_of: Any) -> None:
     directory = checkpoint_of(case)
     sequences = random_sequences()
@@ -191,6 +234,10 @@ def test_bf16_is_nearer_to_fp32_than_transformers_bf16(case: str, checkpoint_of:
     theirs = plain_logits(directory, sequences, torch.bfloat16)
     runner = build_fused_runner(directory, InflightConfig(dtype="bf16"), native_library())
     ours = packed_logits(runner, sequences)
-    our_error, their_error = (np.sqrt(np.mean((x - exact) ** 2)) for x in (ours, theirs))
+    # Of the middle row: where two experts' logits are close, rounding decides which one runs, and
+    # the few rows that get another one differ by more than by rounding, in either model.
+    our_error, their_error = (
+        np.median(np.sqrt(np.mean((x - exact) ** 2, axis=1))) for x in (ours, theirs)
+    )
     print(f"{case}: bf16 logits off by {our_error:.4f}, transformers' by {their_error:.4f}")
     assert 0 < our_error < their_error

@@ -1,5 +1,5 @@
-"""The fused runner on the embedded model: greedy tokens of transformers' generate in fp32, and how
-far the lower precisions are from fp32 logits, beside transformers' own bf16.
+"""The fused runner on the embedded model: greedy tokens of transformers' generate in fp32 (from its
+built engine), and how far the lower precisions are from fp32 logits, beside transformers' own bf16.
 
 Equal tokens are promised for equal logits: a position where the reference's two best logits are
 closer than SAFE_MARGIN ends that prompt's comparison; how many is printed.
@@ -30,6 +30,7 @@ from inflight.api.config import InflightConfig
 from inflight.batch import Phase, ScheduledBatch, ScheduledChunk
 from inflight.checkpoint import prepare_checkpoint
 from inflight.executor import Executor
+from inflight.model.factory import load_runner
 from inflight.model.fused.load import build_fused_runner
 from inflight.model.packing import Packer
 from inflight.native.packed import WeightKind
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.numeric
 SAFE_MARGIN = 1e-4
 LENGTHS = (5, 16, 33, 70)
 PROMPTS_OF_A_LENGTH = 4
-NUM_TOKENS = 32
+NUM_TOKENS = 48
 TEXT_LENGTH = 256
 
 
@@ -100,7 +101,8 @@ def test_greedy_tokens_are_those_of_transformers(directory: Path, text_ids: list
     model = load_plain(directory, torch.float32)
     expected = [tokens for same_length in prompts for tokens in greedy(model, same_length)]
     print(f"{sum(len(tokens) < NUM_TOKENS for tokens in expected)} of {len(expected)} near ties")
-    runner = build_fused_runner(directory, InflightConfig(dtype="fp32"), native_library())
+    native_library()
+    runner = load_runner(directory, InflightConfig(dtype="fp32", runner="fused", max_seq_len=128))
     with Executor(runner, SQUEEZED) as executor:
         asked = [tuple(prompt) for same_length in prompts for prompt in same_length]
         outputs = executor.generate(asked, max_tokens=NUM_TOKENS)

@@ -16,8 +16,9 @@ from inflight.api.config import InflightConfig
 from inflight.errors import CheckpointError
 from inflight.model import factory
 from inflight.model.attention import AttentionRules
+from inflight.model.dtypes import DTYPES, choose_dtype
 from inflight.model.factory import load_runner, usable_cores
-from inflight.model.loading import DTYPES, choose_dtype, load_model
+from inflight.model.loading import load_model
 from inflight.model.packed_model import PackedModel
 from inflight.model.probe import probe
 from inflight.model.torch_attention import TorchAttention

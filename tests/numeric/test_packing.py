@@ -127,6 +127,7 @@ def test_random_plans(
     tokens_per_block: int,
     seed: int,
 ) -> None:
+    contexts.sort(key=lambda context: context[2])  # those that sample are a plan's tail
     parts = [(start, size, Phase.CONTEXT, samples) for start, size, samples in contexts]
     parts += [(start, 1, Phase.GENERATION, True) for start in generations]
     if not parts:

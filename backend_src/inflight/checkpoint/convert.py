@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inflight.checkpoint.conversion import ERROR_PREFIX, PROGRESS_PREFIX
+from inflight.checkpoint.gguf_blocks import save_gguf_blocks
 from inflight.checkpoint.locate import Job
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -69,6 +70,7 @@ def _convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -
     progress(f"{source.name}: writing the checkpoint")
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+    save_gguf_blocks(model, source, target)
 
 
 def _parse_gguf_once() -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 from inflight.errors import CheckpointError
 
+GGUF_BLOCKS_FILE = "gguf_blocks.safetensors"
+"""Beside the weights of a checkpoint that comes from a GGUF file; see ``gguf_blocks.py``."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in ``path``. Raises CheckpointError: unreadable, not JSON, not an object."""

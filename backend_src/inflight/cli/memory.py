@@ -11,7 +11,7 @@ from pathlib import Path
 from inflight.cli.errors import StartupError
 
 _MAX_HEADER_BYTES = 100_000_000  # what the safetensors library itself accepts
-_LEAST_BYTES_PER_WEIGHT = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}
+_LEAST_BYTES_PER_WEIGHT = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4, "int8": 1, "int4": 0.5}
 _GIB = 1 << 30
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")
@@ -35,7 +35,7 @@ def number_of_weights(checkpoint: Path) -> int:
     """Elements of all tensors in the folder's safetensors files, from their headers."""
     return sum(
         math.prod(tensor["shape"])
-        for file in sorted(checkpoint.glob("*.safetensors"))
+        for file in sorted(checkpoint.glob("model*.safetensors"))
         for tensor in _headers(file)
     )
 

@@ -1,26 +1,36 @@
-"""What is made once and kept in the cache: the converted checkpoint and the native kernels."""
+"""What is made once and kept in the cache: converted checkpoint, native kernels, built engine."""
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable
 
-from inflight.api.config import InflightConfig
+from inflight.api.config import InflightConfig, environment_of, process_environment
 from inflight.checkpoint import Checkpoint, prepare_checkpoint
 from inflight.cli import preflight
+from inflight.cli.errors import StartupError
+from inflight.engine_files.key import engine_key
+from inflight.engine_files.store import EngineStore
 from inflight.native.build import NativeUnavailableError, build_native
 
 _QUICK_SECONDS = 1.0
 
 
 def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
-    """Both, side by side, so that a first start is short; nothing to do at the next one.
+    """All of it; checkpoint and kernels side by side, so that a first start is short. There is
+    nothing to do at the next one.
 
-    Raises CheckpointError. Kernels that cannot be compiled are no error: the engine computes in
-    torch then, and says so.
+    Raises CheckpointError, StartupError. Kernels that cannot be compiled are no error: the engine
+    computes in torch then, and says so.
     """
-    kernels = threading.Thread(target=_compile_kernels, args=(config.cache_dir,), daemon=True)
+    has_kernels = threading.Event()
+    kernels = threading.Thread(
+        target=_compile_kernels, args=(config.cache_dir, has_kernels), daemon=True
+    )
     if not preflight.has_gpu():
         kernels.start()
     checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
@@ -29,9 +39,42 @@ def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
         if kernels.is_alive():
             say("compiling the native kernels (once)")
             kernels.join()
+    if has_kernels.is_set() and needs_engine(checkpoint, config):
+        say(f"building the engine of {checkpoint.name} (once)")
+        run_build(config)
     return checkpoint
 
 
-def _compile_kernels(cache_dir: str) -> None:
+def needs_engine(checkpoint: Checkpoint, config: InflightConfig) -> bool:
+    """Whether a server of this configuration would have to build one first; needs no torch."""
+    if config.runner == "hf" or config.attention_backend == "torch" or config.dtype == "fp16":
+        return False
+    store = EngineStore(config.cache_dir)
+    key = engine_key(checkpoint.directory, config.dtype, config.cache_dir)
+    return not store.has(key) and store.reason_against(key) is None
+
+
+def run_build(config: InflightConfig) -> None:
+    """``inflight build`` in a process of its own, which ends with its torch and its memory; its
+    progress goes to our standard output. Raises StartupError with the line that it ended with."""
+    values = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    environment = process_environment() | environment_of(values)
+    with tempfile.TemporaryFile("w+", errors="replace") as complaints:
+        done = subprocess.run(
+            [sys.executable, "-m", "inflight.cli", "build"],
+            env=environment,
+            stderr=complaints,
+            check=False,
+        )
+        complaints.seek(0)
+        lines = [line.strip() for line in complaints if line.strip()]
+    if done.returncode:
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
+        raise StartupError(f"the engine cannot be built: {reason.removeprefix('inflight: ')}")
+    print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
+
+
+def _compile_kernels(cache_dir: str, done: threading.Event) -> None:
     with contextlib.suppress(NativeUnavailableError):
         build_native(cache_dir)
+        done.set()

@@ -81,6 +81,11 @@ def say(line: str) -> None:
     print(f"inflight: {line}", flush=True)
 
 
+def tell(line: str) -> None:
+    """As ``say``, where standard output carries something else."""
+    print(f"inflight: {line}", file=sys.stderr, flush=True)
+
+
 def ready_text(endpoints: Endpoints, seconds: float) -> str:
     """Where it listens, and a command to paste that streams an answer."""
     host = endpoints.reachable_host

@@ -16,8 +16,8 @@ from inflight.errors import CheckpointError
 PROVED = frozenset({
     "cohere", "cohere2", "deepseek_v3", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text",
     "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "llama", "mistral",
-    "mixtral", "nemotron", "olmo2", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe",
-    "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "mixtral", "nemotron", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
 })  # fmt: skip
 """Model types whose packed, chunked, mixed logits the tests compare with the plain forward."""
 

@@ -12,9 +12,11 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from inflight.model.runner import PackedInputs
+from inflight.native.kv_storage import bytes_per_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +27,10 @@ class KvLayer:
     key_dim: int
     value_dim: int
 
-    @property
-    def elements_per_token(self) -> int:
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """``dtype``: of the storage."""
+        dims = (self.key_dim, self.value_dim)
+        return self.num_kv_heads * sum(bytes_per_head(dim, dtype) for dim in dims)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,50 +5,70 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from inflight.api.config import InflightConfig
+from inflight.engine_files.key import engine_key
+from inflight.engine_files.store import EngineStore
 from inflight.errors import CheckpointError, ConfigError
-from inflight.model.architectures import check_architecture
 from inflight.model.attention import AttentionBackend
-from inflight.model.fused.families import can_fuse
-from inflight.model.fused.load import build_fused_runner, read_hf_config
+from inflight.model.dtypes import QUANTIZED_KINDS, choose_device, choose_dtype, choose_kv_dtype
+from inflight.model.fused.assemble import make_runner
+from inflight.model.fused.built import find_engine, note_limits, prove
+from inflight.model.fused.runner import FusedRunner
 from inflight.model.fused.tensors import has_safetensors
-from inflight.model.hf_runner import HfRunner
-from inflight.model.loading import QUANTIZED_KINDS, choose_device, choose_dtype, load_model
 from inflight.model.native_attention import NativeAttentionBackend, unsupported_layers
-from inflight.model.packed_model import PackedModel
-from inflight.model.probe import probe
 from inflight.model.runner import ModelRunner
 from inflight.model.torch_attention import TorchAttention
 from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.native.library import NativeLibrary, load_native
+
+if TYPE_CHECKING:
+    from inflight.model.hf_runner import HfRunner
+    from inflight.model.packed_model import PackedModel
+
+# transformers takes seconds to import and a built engine does not need it: what does is imported
+# where it is called.
 
 CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 
 _LOG = logging.getLogger(__name__)
 
 
-def load_runner(checkpoint_directory: Path, config: InflightConfig) -> ModelRunner:
+def load_runner(
+    checkpoint_directory: Path,
+    config: InflightConfig,
+    *,
+    progress: Callable[[str, float], None] | None = None,
+) -> ModelRunner:
     """Loads the weights and sets the number of compute threads. The runner has no KV cache yet.
 
-    ``runner`` auto takes the fused runner where it can serve this checkpoint on this machine, else
-    transformers' classes (hf), whose packed logits are compared with their plain ones first. Raises
-    CheckpointError when the checkpoint cannot be served, ConfigError for keys that do not go
-    together.
+    ``runner`` auto takes the fused runner where it can serve this checkpoint on this machine, from
+    its built engine, which is built first where there is none; else transformers' classes (hf).
+    Either has its packed logits compared with transformers' plain ones. ``progress``: of a build;
+    None: it is logged. Raises CheckpointError when the checkpoint cannot be served, ConfigError for
+    keys that do not go together.
     """
     torch.set_num_threads(config.num_threads or usable_cores())
     device = choose_device()
     library = load_native(config.cache_dir) if device.type == "cpu" else None
-    if config.runner == "fused":
+    if config.runner == "hf":
+        return load_hf_runner(checkpoint_directory, config, library)
+    reason = why_not_native(checkpoint_directory, config, device, library)
+    if config.runner == "fused" and library is None:
+        from inflight.model.fused.load import build_fused_runner
+
         return build_fused_runner(checkpoint_directory, config, library)
-    if config.runner == "auto":
-        reason = _why_not_fused(checkpoint_directory, config, device, library)
-        if reason is None:
-            return build_fused_runner(checkpoint_directory, config, library)
-        _LOG.info("served by transformers' classes, slower than the fused runner: %s", reason)
+    if library is not None and (reason is None or config.runner == "fused"):
+        runner = _load_engine(checkpoint_directory, config, library, progress or _logged())
+        if isinstance(runner, FusedRunner):
+            return runner
+        reason = runner
+    _LOG.info("served by transformers' classes, slower than the fused runner: %s", reason)
     return load_hf_runner(checkpoint_directory, config, library)
 
 
@@ -58,11 +78,18 @@ def load_hf_runner(
     """transformers' classes over the attention that ``attention_backend`` names."""
     if config.dtype in QUANTIZED_KINDS:
         raise ConfigError(f"dtype: {config.dtype}: only the fused runner computes in it")
+    from inflight.model.hf_runner import HfRunner
+    from inflight.model.loading import load_model
+    from inflight.model.packed_model import PackedModel
+    from inflight.model.probe import probe
+
     device = choose_device()
     dtype = choose_dtype(config.dtype, device)
     model = PackedModel(load_model(checkpoint_directory, dtype=dtype, device=device))
-    probe(model, _attention(model, config, library))
-    return HfRunner(model, _attention(model, config, library))
+    # int8 would hide in its rounding what the probe looks for.
+    probe(model, _attention(model, config, library, dtype))
+    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
+    return HfRunner(model, _attention(model, config, library, kv_dtype))
 
 
 def usable_cores() -> int:
@@ -78,9 +105,10 @@ def usable_cores() -> int:
         return cores
 
 
-def _why_not_fused(
+def why_not_native(
     directory: Path, config: InflightConfig, device: torch.device, library: NativeLibrary | None
 ) -> str | None:
+    """What keeps the fused runner from this machine or configuration; None: nothing does."""
     if device.type != "cpu":
         return f"the fused runner computes on the CPU, not on {device.type}"
     if library is None:
@@ -93,24 +121,60 @@ def _why_not_fused(
         return "native kernels do not compute in fp16"
     if not (directory / "config.json").is_file() or not has_safetensors(directory):
         return "the checkpoint has no safetensors weights"
-    hf_config = read_hf_config(directory)
-    check_architecture(hf_config)
-    return can_fuse(hf_config)
+    return None
+
+
+def _load_engine(
+    directory: Path,
+    config: InflightConfig,
+    library: NativeLibrary,
+    progress: Callable[[str, float], None],
+) -> FusedRunner | str:
+    """The runner of the built engine, or why the checkpoint cannot be fused."""
+    engine = find_engine(directory, config)
+    key = engine_key(directory, config.dtype, config.cache_dir)
+    if engine is None:
+        from inflight.model.fused.build import build_engine
+        from inflight.model.fused.load import why_not_fused
+
+        reason = why_not_fused(directory)
+        if reason is not None and config.runner == "auto":
+            EngineStore(config.cache_dir).note_reason_against(key, reason)
+            return reason
+        engine = build_engine(directory, config, library, progress)
+    prove(engine, key.dtype, library)
+    note_limits(key, config, engine.spec)
+    return make_runner(engine.spec, engine.weights, library, config)
+
+
+def _logged() -> Callable[[str, float], None]:
+    """One line for each thing that is done."""
+    said: list[str] = []
+
+    def log(what: str, share: float) -> None:
+        if what not in said:
+            said.append(what)
+            _LOG.info("building the engine: %s", what)
+
+    return log
 
 
 def _attention(
-    model: PackedModel, config: InflightConfig, library: NativeLibrary | None
+    model: PackedModel,
+    config: InflightConfig,
+    library: NativeLibrary | None,
+    kv_dtype: torch.dtype,
 ) -> AttentionBackend:
     if config.attention_backend == "torch":
-        return TorchAttention(model.dtype, model.device)
+        return TorchAttention(kv_dtype, model.device)
     reason = "there are no native kernels"
     if library is not None:
         reason_of_layers = unsupported_layers(model.layers, model.dtype, model.device)
         fits_blocks = config.tokens_per_block in SUPPORTED_TOKENS_PER_BLOCK
         if reason_of_layers is None and (fits_blocks or config.attention_backend == "cpu"):
             library.set_num_threads(torch.get_num_threads())
-            return NativeAttentionBackend(library, model.dtype)
+            return NativeAttentionBackend(library, kv_dtype)
         reason = reason_of_layers or f"not with tokens_per_block {config.tokens_per_block}"
     if config.attention_backend == "cpu":
         raise CheckpointError(f"attention_backend: cpu: {reason}")
-    return TorchAttention(model.dtype, model.device)
+    return TorchAttention(kv_dtype, model.device)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from inflight.errors import ForwardError
 from inflight.model.attention import AttentionBackend
-from inflight.model.loading import DTYPES
+from inflight.model.dtypes import DTYPES
 from inflight.model.packed_model import PackedModel
 from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,31 +12,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from inflight.errors import CheckpointError
+from inflight.errors import CheckpointError, one_line
 from inflight.model.architectures import PROVED, check_architecture
-from inflight.native.packed import WeightKind
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-QUANTIZED_KINDS: Mapping[str, WeightKind] = {"int8": "q8_0", "int4": "q4_1"}
-"""Values of the key ``dtype`` that name weights in blocks of 32; activations are then bf16."""
 
 _LOG = logging.getLogger(__name__)
-_LONGEST_REASON = 300
-
-
-def choose_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """``name``: a key of DTYPES or QUANTIZED_KINDS, or "auto": bf16 where the hardware computes it,
-    else fp32."""
-    if name in QUANTIZED_KINDS:
-        return torch.bfloat16
-    if name != "auto":
-        return DTYPES[name]
-    return torch.bfloat16 if _computes_bf16(device) else torch.float32
 
 
 def load_model(directory: Path, *, dtype: torch.dtype, device: torch.device) -> Any:
@@ -61,20 +39,6 @@ def load_model(directory: Path, *, dtype: torch.dtype, device: torch.device) -> 
             )
             _check_report(directory, report)
             return model.requires_grad_(False).eval().to(device)
-
-
-def one_line(error: Exception) -> str:
-    """What a library says of a fault, which may be pages, as the end of an error of ours."""
-    return " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
-
-
-def _computes_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if platform.machine() in ("x86_64", "AMD64"):
-        # oneDNN also says yes to processors that would convert every operand to fp32 and back.
-        return torch.cpu._is_avx512_bf16_supported()
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _check_report(directory: Path, report: dict[str, Any]) -> None:

@@ -23,7 +23,8 @@ from inflight.native.library import NativeLibrary
 def unsupported_layers(
     layers: Sequence[KvLayer], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Why this backend cannot serve a model with these layers; None: it can."""
+    """Why this backend cannot serve a model with these layers and activations of ``dtype``; None:
+    it can."""
     if device.type != "cpu":
         return f"native attention runs on the CPU, not on {device.type}"
     if len(set(layers)) != 1:
@@ -35,13 +36,14 @@ def unsupported_layers(
 class NativeAttentionBackend:
     """Attention of heads to which the model has already applied rope.
 
-    For layers that ``unsupported_layers`` has nothing against. The storage dtype is that of the
-    model; see ``NativeAttention`` for what it computes in.
+    For layers that ``unsupported_layers`` has nothing against; see ``NativeAttention`` for what it
+    computes in.
     """
 
     supported_tokens_per_block: tuple[int, ...] = SUPPORTED_TOKENS_PER_BLOCK
 
     def __init__(self, library: NativeLibrary, dtype: torch.dtype) -> None:
+        """``dtype``: of the storage: fp32, bf16 or int8."""
         self._library = library
         self._dtype = dtype
         self._attention: NativeAttention | None = None
@@ -53,13 +55,12 @@ class NativeAttentionBackend:
         return self._native.storage
 
     def kv_bytes_per_token(self, layers: Sequence[KvLayer]) -> int:
-        return self._dtype.itemsize * sum(layer.elements_per_token for layer in layers)
+        return sum(layer.bytes_per_token(self._dtype) for layer in layers)
 
     def allocate(
         self, layers: Sequence[KvLayer], *, num_blocks: int, tokens_per_block: int
     ) -> None:
         assert self._attention is None
-        assert unsupported_layers(layers, self._dtype, torch.device("cpu")) is None
         self._attention = NativeAttention(
             self._library,
             num_layers=len(layers),

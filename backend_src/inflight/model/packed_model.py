@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from inflight.errors import CheckpointError
+from inflight.errors import CheckpointError, one_line
 from inflight.model.attention import AttentionBackend, AttentionRules, KvLayer
-from inflight.model.loading import one_line
 from inflight.model.runner import PackedInputs
 
 ATTENTION_NAME = "inflight_paged"

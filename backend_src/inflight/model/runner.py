@@ -63,12 +63,20 @@ class PackedInputs:
     num_context_sequences: int
     """The first this many of the S sequences are contexts, the others generations (1 row)."""
     num_context_tokens: int
+    need_logits: bool = True
+    """False: of each of the R rows only the id of its largest logit is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOutput:
-    logits: npt.NDArray[np.float32]
-    """float32[R, vocab_size], raw logits of the rows asked for; the sampler may write into it."""
+    """Of the R rows asked for, in their order."""
+
+    logits: npt.NDArray[np.float32] | None
+    """float32[R, vocab_size], raw; the sampler may write into it. None only where ``likeliest`` is
+    there instead."""
+    likeliest: npt.NDArray[np.int32] | None = None
+    """int32[R], an answer to inputs that need no logits: the id of each row's largest logit, the
+    lowest of equal ones. Each of these logits is a finite number."""
 
 
 class ModelRunner(Protocol):

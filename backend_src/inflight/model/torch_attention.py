@@ -9,58 +9,54 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inflight.errors import ConfigError
 from inflight.model.attention import AttentionRules, KvLayer
+from inflight.model.kv_heads import KvHeads
 from inflight.model.row_groups import RowGroup, group_rows
 from inflight.model.runner import PackedInputs
+from inflight.native.kv_storage import no_memory
 
 
 class TorchAttention:
     """Gathers each sequence's blocks and computes attention as the textbook writes it.
 
-    K and V of a layer are stored as [num_kv_heads, num_blocks, tokens_per_block, dim]: the blocks
-    of one head lie whole, so a gather moves whole blocks and what it returns needs no transpose.
-    Products are taken in the storage dtype, the softmax in fp32.
+    Products are taken in the storage dtype (int8: fp32), the softmax in fp32.
     """
 
     supported_tokens_per_block: tuple[int, ...] = ()
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        """``dtype``: of the storage: a floating-point one, or int8."""
         self._dtype = dtype
         self._device = device
         self._tokens_per_block = 0
-        self._storage: list[tuple[Tensor, Tensor]] = []
+        self._layers: list[tuple[KvHeads, KvHeads]] = []
         self._slots = torch.empty(0, dtype=torch.int64)
         self._groups: list[RowGroup] = []
 
     @property
-    def storage(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """K and V of each layer, the live tensors."""
-        return self._storage
+    def storage(self) -> Sequence[tuple[Tensor, ...]]:
+        """The live tensors of each layer: K and V; with int8 K, its scales, V and its scales."""
+        return [keys.tensors + values.tensors for keys, values in self._layers]
 
     def kv_bytes_per_token(self, layers: Sequence[KvLayer]) -> int:
-        return self._dtype.itemsize * sum(layer.elements_per_token for layer in layers)
+        return sum(layer.bytes_per_token(self._dtype) for layer in layers)
 
     def allocate(
         self, layers: Sequence[KvLayer], *, num_blocks: int, tokens_per_block: int
     ) -> None:
-        assert not self._storage
+        assert not self._layers
+
+        def heads(layer: KvLayer, dim: int) -> KvHeads:
+            shape = (layer.num_kv_heads, num_blocks, tokens_per_block, dim)
+            return KvHeads(shape, self._dtype, self._device)
+
         try:
-            # Filled, not merely reserved: memory that the pool was promised is missed at start and
-            # not in the middle of service.
-            self._storage = [
-                (
-                    self._zeros(layer.num_kv_heads, num_blocks, tokens_per_block, layer.key_dim),
-                    self._zeros(layer.num_kv_heads, num_blocks, tokens_per_block, layer.value_dim),
-                )
-                for layer in layers
+            self._layers = [
+                (heads(layer, layer.key_dim), heads(layer, layer.value_dim)) for layer in layers
             ]
         except (RuntimeError, MemoryError):
-            size = self.kv_bytes_per_token(layers) * num_blocks * tokens_per_block
-            raise ConfigError(
-                f"kv_cache_free_gpu_mem_fraction, max_tokens_in_paged_kv_cache: no memory for "
-                f"{num_blocks} KV blocks of {tokens_per_block} tokens ({size >> 20} MiB)"
-            ) from None
+            per_token = self.kv_bytes_per_token(layers)
+            raise no_memory(num_blocks, tokens_per_block, per_token) from None
         self._tokens_per_block = tokens_per_block
 
     def begin_iteration(self, inputs: PackedInputs) -> None:
@@ -70,12 +66,14 @@ class TorchAttention:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules
     ) -> Tensor:
-        keys, values = self._storage[layer]
-        keys.flatten(1, 2).index_copy_(1, self._slots, key.transpose(0, 1).to(self._dtype))
-        values.flatten(1, 2).index_copy_(1, self._slots, value.transpose(0, 1).to(self._dtype))
+        keys, values = self._layers[layer]
+        keys.write(self._slots, key)
+        values.write(self._slots, value)
         output = query.new_empty((*query.shape[:2], value.shape[-1]))
         for group in self._groups:
-            attended = _attend_group(group, query[group.rows], keys, values, rules)
+            attended = _attend_group(
+                group, query[group.rows], keys.gather(group), values.gather(group), rules
+            )
             output[group.rows] = attended.to(output.dtype)
         return output
 
@@ -84,40 +82,25 @@ class TorchAttention:
     ) -> None:
         source = torch.from_numpy(source_ids.astype(np.int64)).to(self._device)
         target = torch.from_numpy(target_ids.astype(np.int64)).to(self._device)
-        for tensor in (tensor for pair in self._storage for tensor in pair):
-            tensor.index_copy_(1, target, tensor.index_select(1, source))
-
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        for heads in (heads for pair in self._layers for heads in pair):
+            heads.copy_blocks(source, target)
 
 
 def _attend_group(
     group: RowGroup, query: Tensor, keys: Tensor, values: Tensor, rules: AttentionRules
 ) -> Tensor:
-    """query [S * M, H, D], storage of one layer -> [S * M, H, value_dim]."""
-    num_heads, num_kv_heads = query.shape[1], keys.shape[0]
+    """query [S * M, H, D], keys [N * S, L, D], values [N * S, L, value_dim]
+    -> [S * M, H, value_dim]."""
+    num_heads, num_kv_heads = query.shape[1], len(keys) // group.num_sequences
     # S sequences, M rows, N KV heads of G query heads each: every bracket below is a tensor shape.
     shape = (group.num_sequences, group.num_rows, num_kv_heads, num_heads // num_kv_heads)
     query = query.view(*shape, -1).permute(2, 0, 1, 3, 4)  # [N, S, M, G, D]
     batch = query.flatten(0, 1).flatten(1, 2).to(keys.dtype)  # [N * S, M * G, D]
-    gathered_keys = _gather(group, keys)  # [N * S, L, D]
-    gathered_values = _gather(group, values)
-    # Their weight is 0, but 0 times a NaN left by somebody else is a NaN.
-    gathered_values.view(num_kv_heads, -1, values.shape[-1]).index_fill_(
-        1, group.undefined_keys, 0.0
-    )
-
-    scores = torch.bmm(batch, gathered_keys.transpose(1, 2)).float().mul_(rules.scale)
+    scores = torch.bmm(batch, keys.transpose(1, 2)).float().mul_(rules.scale)
     weights = _weights(scores.view(*query.shape[:4], -1), group, rules)  # [N, S, M, G, L]
-    output = torch.bmm(weights.view_as(scores).to(values.dtype), gathered_values)
+    output = torch.bmm(weights.view_as(scores).to(values.dtype), values)
     output = output.view(*query.shape[:4], -1).permute(1, 2, 0, 3, 4)  # [S, M, N, G, value_dim]
     return output.reshape(group.num_sequences * group.num_rows, num_heads, -1)
-
-
-def _gather(group: RowGroup, storage: Tensor) -> Tensor:
-    num_kv_heads, num_blocks, _, dim = storage.shape
-    blocks = storage.flatten(0, 1).index_select(0, group.block_rows(num_kv_heads, num_blocks))
-    return blocks.view(num_kv_heads * group.num_sequences, group.num_keys, dim)
 
 
 def _weights(scores: Tensor, group: RowGroup, rules: AttentionRules) -> Tensor:

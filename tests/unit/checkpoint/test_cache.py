@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.checkpoint import hashes
 from inflight.checkpoint.cache import ConversionCache
 from inflight.checkpoint.locate import Job
 from inflight.errors import CheckpointError
@@ -76,18 +77,23 @@ def test_other_content_and_other_jobs_are_other_conversions(tmp_path: Path) -> N
     assert len(found) == len(convert.calls) == 5
 
 
-def test_a_large_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
+def test_a_large_file_is_read_again_only_when_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     convert = CountingConverter()
     cache = ConversionCache(str(tmp_path / "cache"), progress=silent, convert=convert)
     source = make_source(tmp_path, b"GGUF" + bytes(2 << 20))
     first = cache.converted(Job.GGUF, source)
     status = source.stat()
 
+    read: list[Path] = []
+    monkeypatch.setattr(hashes, "_sha256_of_file", lambda path: read.append(path) or "other")
+    assert cache.converted(Job.GGUF, source) == first and read == []
+
     source.write_bytes(b"GGUF" + b"\1" * (2 << 20))
     os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert cache.converted(Job.GGUF, source) == first, "same size and time: not read"
-    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    assert cache.converted(Job.GGUF, source) != first
+    assert cache.converted(Job.GGUF, source) != first, "its old time does not hide a change"
+    assert read == [source]
 
 
 def test_a_failure_leaves_nothing_and_can_be_tried_again(tmp_path: Path) -> None:
@@ -121,7 +127,8 @@ from inflight.checkpoint.locate import Job
 def convert(job, source, target, *, lock_fd, progress):
     (target / "half").touch()
     print("started", flush=True)
-    time.sleep(float(sys.argv[3]))
+    while not Path(sys.argv[3]).exists():
+        time.sleep(0.01)
     (target / "config.json").write_text("{}")
 
 cache = ConversionCache(sys.argv[1], progress=lambda line: print(line, flush=True), convert=convert)
@@ -129,10 +136,11 @@ print(cache.converted(Job.GGUF, Path(sys.argv[2])), flush=True)
 """
 
 
-def start_process(tmp_path: Path, *, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SLOW_PROCESS, str(tmp_path / "cache")]
+def start_process(tmp_path: Path) -> subprocess.Popen[str]:
+    """A conversion that goes on when ``tmp_path / "go"`` is there."""
+    places = [str(tmp_path / name) for name in ("cache", "tiny.gguf", "go")]
     return subprocess.Popen(
-        [*command, str(tmp_path / "tiny.gguf"), str(seconds)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLOW_PROCESS, *places], stdout=subprocess.PIPE, text=True
     )
 
 
@@ -146,17 +154,18 @@ def wait_for_line(process: subprocess.Popen[str], wanted: str) -> None:
 
 def test_two_processes_wait_for_one_conversion(tmp_path: Path) -> None:
     make_source(tmp_path)
-    with start_process(tmp_path, seconds=1.0) as first:
+    with start_process(tmp_path) as first:
         wait_for_line(first, "started")
-        with start_process(tmp_path, seconds=60) as second:
+        with start_process(tmp_path) as second:
             wait_for_line(second, "waiting for another process that converts tiny.gguf")
+            (tmp_path / "go").touch()
             outputs = [process.communicate(timeout=30)[0] for process in (first, second)]
     assert outputs[0] == outputs[1] and Path(outputs[0].strip()).is_dir()
 
 
 def test_what_a_killed_process_left_is_never_used(tmp_path: Path) -> None:
     source = make_source(tmp_path)
-    with start_process(tmp_path, seconds=60) as process:
+    with start_process(tmp_path) as process:
         wait_for_line(process, "started")
         process.send_signal(signal.SIGKILL)
     checkpoints = tmp_path / "cache" / "checkpoints"

@@ -6,68 +6,18 @@ place, into buffers that are made once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from inflight.model.fused.feed_forward import feed_forward
 from inflight.model.fused.ops import FusedOps
-from inflight.model.fused.spec import DecoderSpec, RopeSpec
-from inflight.model.fused.weights import DecoderWeights, LayerWeights
+from inflight.model.fused.rows import Rows
+from inflight.model.fused.spec import DecoderSpec, LayerSpec, NormKind, RopeSpec
+from inflight.model.fused.weights import DecoderWeights, LayerWeights, NormWeights
 from inflight.model.runner import PackedInputs
 from inflight.native.attention import LayerRules
 from inflight.native.elementwise import rope_table
-from inflight.native.packed import PackedLinear
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Rows:
-    """Activations of T rows."""
-
-    residual: Tensor
-    """float32[T, hidden_size], the residual stream divided by residual_multiplier: what is added to
-    it needs no factor then, and RMSNorm with an epsilon of its own takes it out again."""
-    branch: Tensor
-    """float32[T, hidden_size], what a block adds to the residual, where a norm comes between."""
-    hidden: Tensor
-    """[T, hidden_size], what a block reads."""
-    qkv: Tensor
-    """float32[T, qkv_size]."""
-    attended: Tensor
-    """[T, query_size]."""
-    inner: Tensor
-    """[T, intermediate_size]."""
-
-    @classmethod
-    def allocate(cls, num_rows: int, spec: DecoderSpec, dtype: torch.dtype) -> _Rows:
-        return cls(
-            residual=torch.empty(num_rows, spec.hidden_size),
-            branch=torch.empty(num_rows, spec.hidden_size),
-            hidden=torch.empty(num_rows, spec.hidden_size, dtype=dtype),
-            qkv=torch.empty(num_rows, spec.qkv_size),
-            attended=torch.empty(num_rows, spec.query_size, dtype=dtype),
-            inner=torch.empty(num_rows, spec.intermediate_size, dtype=dtype),
-        )
-
-    def __len__(self) -> int:
-        return len(self.residual)
-
-    def first(self, num_rows: int) -> _Rows:
-        return _Rows(
-            residual=self.residual[:num_rows],
-            branch=self.branch[:num_rows],
-            hidden=self.hidden[:num_rows],
-            qkv=self.qkv[:num_rows],
-            attended=self.attended[:num_rows],
-            inner=self.inner[:num_rows],
-        )
-
-    def only(self, indices: Tensor) -> _Rows:
-        """The rows at ``indices`` between a layer's attention and its output projection."""
-        if len(indices) == len(self):
-            return self
-        some = self.first(len(indices))
-        return replace(some, residual=self.residual[indices], attended=self.attended[indices])
 
 
 class FusedDecoder:
@@ -89,11 +39,11 @@ class FusedDecoder:
         self.dtype = weights.embedding.dtype
         """Of activations, embedding and KV storage."""
         self.weights = weights
-        self._rows = _Rows.allocate(max_num_tokens, spec, self.dtype)
+        self._rows = Rows.allocate(max_num_tokens, spec, self.dtype)
         self._stream_epsilon = spec.norm_epsilon / spec.residual_multiplier**2
         self._embedding_scale = spec.embedding_multiplier / spec.residual_multiplier
         rules = _layer_rules(spec, weights, max_seq_len)
-        self._layers = tuple(enumerate(zip(weights.layers, rules, strict=True)))
+        self._layers = tuple(enumerate(zip(spec.layers, weights.layers, rules, strict=True)))
 
     @property
     def max_num_tokens(self) -> int:
@@ -101,6 +51,11 @@ class FusedDecoder:
 
     def forward(self, inputs: PackedInputs) -> Tensor:
         """float32[R, vocab_size], new: the logits of the rows in ``inputs.logits_indices``."""
+        return self.logits(self.hidden(inputs))
+
+    def hidden(self, inputs: PackedInputs) -> Tensor:
+        """[R, hidden_size]: what the head reads of the rows in ``inputs.logits_indices``. A buffer
+        that the next forward overwrites."""
         rows = self._rows.first(len(inputs.token_ids))
         wanted = torch.from_numpy(inputs.logits_indices)
         self.ops.attention.plan(inputs)
@@ -109,50 +64,80 @@ class FusedDecoder:
             self.weights.embedding, token_ids, rows.residual, self._embedding_scale
         )
         last = len(self._layers) - 1
-        for i, (layer, rules) in self._layers:
-            self._read(rows, layer.before_attention)
-            self.ops.linear(rows.hidden, layer.qkv, rows.qkv)
+        for i, (spec, weights, rules) in self._layers:
+            self._read(rows, weights.before_attention)
+            self.ops.linear(rows.hidden, weights.qkv, rows.qkv)
             self.ops.attention.attend(i, rules, rows.qkv, rows.attended)
             if i == last:
                 # All K and V are written: only the rows that sample go on.
                 rows = rows.only(wanted)
-            self._finish(rows, layer)
-        return self._logits(rows)
+            if len(rows):
+                self._finish(rows, spec, weights)
+        if len(rows):
+            self._read(rows, self.weights.norm)
+        return rows.hidden
 
-    def _finish(self, rows: _Rows, layer: LayerWeights) -> None:
-        """The output projection of attention, and the MLP."""
-        if not len(rows):
-            return
-        self._add(rows, rows.attended, layer.output, layer.after_attention)
-        self._read(rows, layer.before_mlp)
-        self.ops.linear.gate_up(rows.hidden, layer.gate_up, rows.inner, self.spec.activation)
-        self._add(rows, rows.inner, layer.down, layer.after_mlp)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32[R, vocab_size], new, of the rows that ``hidden`` gave."""
+        logits = torch.empty(len(hidden), self.spec.vocab_size)
+        if not len(hidden):
+            return logits
+        self.ops.linear.logits(hidden, self.weights.head, logits)
+        cap = self.spec.logits_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _read(self, rows: _Rows, norm: Tensor | None) -> None:
+    def likeliest(self, hidden: Tensor) -> Tensor | None:
+        """int32[R]: the id of each row's largest logit, the lowest of equal ones.
+
+        None where only the logits can tell: soft-capped ones become equal, and rows that are not
+        finite may have none.
+        """
+        if self.spec.logits_softcap is not None or not bool(torch.isfinite(hidden).all()):
+            return None
+        return self.ops.linear.argmax(hidden, self.weights.head)
+
+    def _finish(self, rows: Rows, spec: LayerSpec, weights: LayerWeights) -> None:
+        """The output projection of attention, and the feed-forward part."""
+        if self.spec.is_parallel:
+            # Attention adds to the residual after the feed-forward part has read it.
+            self._read(rows, weights.before_mlp)
+            self._add_attention(rows, weights)
+        else:
+            self._add_attention(rows, weights)
+            self._read(rows, weights.before_mlp)
+        out, accumulate = self._target(rows, weights.after_mlp)
+        feed_forward(self.ops, rows, spec, weights, out, accumulate=accumulate)
+        self._add_branch(rows, weights.after_mlp)
+
+    def _add_attention(self, rows: Rows, weights: LayerWeights) -> None:
+        out, accumulate = self._target(rows, weights.after_attention)
+        self.ops.linear(rows.attended, weights.output, out, accumulate=accumulate)
+        self._add_branch(rows, weights.after_attention)
+
+    def _target(self, rows: Rows, norm: NormWeights | None) -> tuple[Tensor, bool]:
+        """Where a block writes, and whether it adds to what is there: to the residual itself, where
+        no norm comes between."""
+        return (rows.residual, True) if norm is None else (rows.branch, False)
+
+    def _add_branch(self, rows: Rows, norm: NormWeights | None) -> None:
+        """What a block has written under ``norm`` goes to the residual."""
+        if norm is not None:
+            # In place: every row is read to its end before any of it is written.
+            self._normalize(rows.branch, norm, self.spec.norm_epsilon, rows.branch)
+            rows.residual.add_(rows.branch)
+
+    def _read(self, rows: Rows, norm: NormWeights | None) -> None:
         """hidden = the residual, as a block reads it."""
         if norm is None:
             rows.hidden.copy_(rows.residual)
         else:
-            self.ops.elementwise.rms_norm(rows.residual, norm, self._stream_epsilon, rows.hidden)
+            self._normalize(rows.residual, norm, self._stream_epsilon, rows.hidden)
 
-    def _add(self, rows: _Rows, x: Tensor, linear: PackedLinear, norm: Tensor | None) -> None:
-        """residual += norm(linear(x))."""
-        if norm is None:
-            self.ops.linear(x, linear, rows.residual, accumulate=True)
-            return
-        self.ops.linear(x, linear, rows.branch)
-        # In place: every row is read to its end before any of it is written.
-        self.ops.elementwise.rms_norm(rows.branch, norm, self.spec.norm_epsilon, rows.branch)
-        rows.residual.add_(rows.branch)
-
-    def _logits(self, rows: _Rows) -> Tensor:
-        logits = torch.empty(len(rows), self.spec.vocab_size)
-        if not len(rows):
-            return logits
-        self._read(rows, self.weights.norm)
-        self.ops.linear.logits(rows.hidden, self.weights.head, logits)
-        cap = self.spec.logits_softcap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+    def _normalize(self, x: Tensor, norm: NormWeights, epsilon: float, out: Tensor) -> None:
+        if self.spec.norm_kind is NormKind.RMS:
+            self.ops.elementwise.rms_norm(x, norm.weight, epsilon, out)
+        else:
+            out.copy_(F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, epsilon))
 
 
 def _layer_rules(spec: DecoderSpec, weights: DecoderWeights, max_seq_len: int) -> list[LayerRules]:

@@ -1,4 +1,8 @@
-"""load_fused_runner: from a checkpoint folder and the configuration to a FusedRunner."""
+"""load_fused_runner: from a checkpoint folder to a FusedRunner, its weights packed afresh.
+
+A server loads a built engine instead (``built.py``); this is what the engine's build and the tests
+begin with.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,15 @@ import torch
 from transformers import AutoConfig
 
 from inflight.api.config import InflightConfig
-from inflight.errors import CheckpointError, ConfigError
+from inflight.errors import CheckpointError, ConfigError, one_line
 from inflight.model.architectures import check_architecture
+from inflight.model.dtypes import QUANTIZED_KINDS, choose_dtype
+from inflight.model.fused.assemble import make_runner
 from inflight.model.fused.families import can_fuse, decoder_spec
-from inflight.model.fused.forward import FusedDecoder
-from inflight.model.fused.ops import native_ops, reference_ops
 from inflight.model.fused.runner import FusedRunner
+from inflight.model.fused.spec import DecoderSpec
 from inflight.model.fused.tensors import CheckpointTensors
 from inflight.model.fused.weights import load_weights
-from inflight.model.loading import QUANTIZED_KINDS, choose_dtype, one_line
 from inflight.native.library import NativeLibrary, load_native
 from inflight.native.packed import WeightKind
 
@@ -37,6 +41,31 @@ def read_hf_config(checkpoint_directory: Path) -> Any:
             f"model_dir: {checkpoint_directory}: its config.json is not understood: "
             f"{one_line(error)}"
         ) from error
+
+
+def why_not_fused(checkpoint_directory: Path) -> str | None:
+    """The reason, for a person; None: the fused runner can serve it. Raises CheckpointError for a
+    checkpoint that nobody serves."""
+    hf_config = read_hf_config(checkpoint_directory)
+    check_architecture(hf_config)
+    return can_fuse(hf_config)
+
+
+def read_spec(checkpoint_directory: Path) -> DecoderSpec:
+    """Raises CheckpointError when the checkpoint is not served or cannot be fused."""
+    reason = why_not_fused(checkpoint_directory)
+    if reason is not None:
+        raise CheckpointError(f"runner: fused: {reason}")
+    return decoder_spec(read_hf_config(checkpoint_directory))
+
+
+def weight_kinds(dtype: str) -> tuple[WeightKind, torch.dtype]:
+    """Of the linears and of the activations, for a value of the key ``dtype``. Raises ConfigError
+    for one that is not computed here."""
+    activations = choose_dtype(dtype, torch.device("cpu"))
+    if activations not in _KINDS:
+        raise ConfigError(f"dtype: {dtype}: the fused runner computes in bf16 and fp32")
+    return QUANTIZED_KINDS.get(dtype, _KINDS[activations]), activations
 
 
 def load_fused_runner(
@@ -62,28 +91,8 @@ def build_fused_runner(
     weight_kind: WeightKind | None = None,
 ) -> FusedRunner:
     """``load_fused_runner`` on a library that is loaded already; None: in torch."""
-    dtype = choose_dtype(config.dtype, torch.device("cpu"))
-    if dtype not in _KINDS:
-        raise ConfigError(f"dtype: {config.dtype}: the fused runner computes in bf16 and fp32")
-    hf_config = read_hf_config(checkpoint_directory)
-    check_architecture(hf_config)
-    reason = can_fuse(hf_config)
-    if reason is not None:
-        raise CheckpointError(f"runner: fused: {reason}")
-    spec = decoder_spec(hf_config)
+    kind, activations = weight_kinds(config.dtype)
+    spec = read_spec(checkpoint_directory)
     tensors = CheckpointTensors(checkpoint_directory)
-    kind = weight_kind or QUANTIZED_KINDS.get(config.dtype, _KINDS[dtype])
-    weights = load_weights(tensors, spec, kind, dtype)
-    if library is None:
-        ops = reference_ops(spec, dtype)
-    else:
-        library.set_num_threads(torch.get_num_threads())
-        ops = native_ops(library, spec, dtype)
-    decoder = FusedDecoder(
-        spec,
-        weights,
-        ops,
-        max_num_tokens=config.max_num_tokens,
-        max_seq_len=config.max_seq_len or spec.max_position_embeddings,
-    )
-    return FusedRunner(decoder)
+    weights = load_weights(tensors, spec, weight_kind or kind, activations)
+    return make_runner(spec, weights, library, config)

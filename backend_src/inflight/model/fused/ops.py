@@ -15,6 +15,7 @@ from inflight.model.fused.spec import DecoderSpec
 from inflight.model.runner import PackedInputs
 from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK, LayerRules, NativeAttention
 from inflight.native.elementwise import Elementwise, NativeElementwise, TorchElementwise
+from inflight.native.experts import ExpertOps, NativeExperts, TorchExperts
 from inflight.native.library import NativeLibrary
 from inflight.native.linear import LinearOps, NativeLinear, TorchLinear
 
@@ -36,40 +37,44 @@ class FusedAttention(Protocol):
 class FusedOps:
     elementwise: Elementwise
     linear: LinearOps
+    experts: ExpertOps
     attention: FusedAttention
     """New: nothing is allocated yet."""
     supported_tokens_per_block: tuple[int, ...]
     """As in ModelSpec."""
 
 
-def native_ops(library: NativeLibrary, spec: DecoderSpec, dtype: torch.dtype) -> FusedOps:
-    """``dtype``: of activations and KV storage, float32 or bfloat16."""
+def native_ops(library: NativeLibrary, spec: DecoderSpec, kv_dtype: torch.dtype) -> FusedOps:
+    """``kv_dtype``: of the KV storage: float32, bfloat16 or int8."""
     attention = NativeAttention(
         library,
         num_layers=len(spec.layers),
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        dtype=dtype,
+        dtype=kv_dtype,
     )
     return FusedOps(
         elementwise=NativeElementwise(library),
         linear=NativeLinear(library),
+        experts=NativeExperts(library),
         attention=attention,
         supported_tokens_per_block=SUPPORTED_TOKENS_PER_BLOCK,
     )
 
 
-def reference_ops(spec: DecoderSpec, dtype: torch.dtype) -> FusedOps:
+def reference_ops(spec: DecoderSpec, kv_dtype: torch.dtype) -> FusedOps:
     """The same in torch: for machines without a compiler, and what tests compare with."""
     attention = ReferenceAttention(
         num_layers=len(spec.layers),
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        dtype=dtype,
+        dtype=kv_dtype,
     )
+    linear = TorchLinear()
     return FusedOps(
         elementwise=TorchElementwise(),
-        linear=TorchLinear(),
+        linear=linear,
+        experts=TorchExperts(linear),
         attention=attention,
         supported_tokens_per_block=(),
     )

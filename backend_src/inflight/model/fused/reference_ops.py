@@ -27,8 +27,8 @@ class ReferenceAttention:
         self._positions = torch.empty(0, dtype=torch.int64)
 
     @property
-    def storage(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """K and V of each layer, the live tensors."""
+    def storage(self) -> Sequence[tuple[Tensor, ...]]:
+        """The live tensors of each layer, as ``TorchAttention`` has them."""
         return self._paged.storage
 
     @property

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.errors import ForwardError
+from inflight.model.dtypes import DTYPES
 from inflight.model.fused.forward import FusedDecoder
-from inflight.model.loading import DTYPES
 from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
 
 
@@ -41,7 +41,11 @@ class FusedRunner:
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
         assert self._is_allocated and len(inputs.token_ids) <= self.decoder.max_num_tokens
         try:
-            return ForwardOutput(logits=self.decoder.forward(inputs).numpy())
+            hidden = self.decoder.hidden(inputs)
+            ids = None if inputs.need_logits else self.decoder.likeliest(hidden)
+            if ids is not None:
+                return ForwardOutput(logits=None, likeliest=ids.numpy())
+            return ForwardOutput(logits=self.decoder.logits(hidden).numpy())
         except Exception as error:
             raise ForwardError(
                 f"the forward pass of {len(inputs.token_ids)} rows failed: {type(error).__name__}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from inflight.checkpoint.files import read_json
+from inflight.checkpoint.files import GGUF_BLOCKS_FILE, read_json
 from inflight.errors import CheckpointError
+from inflight.native.gguf_blocks import GgufBlocks, QuantizedKind
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -36,6 +38,10 @@ class CheckpointTensors:
         for name in names:
             file = self._open(name)
             self._file_of.update(dict.fromkeys(file.keys(), file))
+        has_blocks = (directory / GGUF_BLOCKS_FILE).is_file()
+        self._blocks = self._open(GGUF_BLOCKS_FILE) if has_blocks else None
+        self._stored_kinds: dict[str, str] = (self._blocks and self._blocks.metadata()) or {}
+        self._with_blocks = frozenset(self._blocks.keys() if self._blocks else ())
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """The tensor as it is stored. Raises CheckpointError when it is missing, of another shape
@@ -50,6 +56,19 @@ class CheckpointTensors:
                 f"{tuple(tensor.shape)}, and floats of {shape} are expected"
             )
         return tensor
+
+    def stored_kind(self, name: str) -> str | None:
+        """In which of GGUF's kinds (q4_1, q6_k, ...) the tensor was stored; None: in floats."""
+        return self._stored_kinds.get(name)
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether the blocks that it was stored in are there."""
+        return name in self._with_blocks
+
+    def blocks(self, name: str, kind: QuantizedKind, k: int) -> GgufBlocks:
+        """Those of a tensor W [n, k] that has blocks of ``kind``. Raises CheckpointError."""
+        stored = self._blocks.get_tensor(name).numpy() if self._blocks else np.empty(0, np.uint8)
+        return GgufBlocks.from_bytes(stored, kind, len(stored), k)
 
     def _files_of_index(self) -> list[str]:
         weight_map = read_json(self._directory / INDEX_FILE).get("weight_map")

@@ -1,0 +1,77 @@
+"""EngineKey: what an engine was made of. Two equal keys are the same engine.
+
+Reading one needs no torch, so that ``inflight serve`` knows whether there is something to build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import astuple, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import inflight
+from inflight.checkpoint.hashes import content_hash
+from inflight.native.cpu import computes_bf16, cpu_kind
+
+FORMAT = 1
+"""Of the files; to be raised whenever ``file.py`` writes something else."""
+
+_PACKAGE = Path(inflight.__file__).parent
+_WHAT_DECIDES_THE_BYTES = (
+    "engine_files/*.py",
+    "model/fused/*.py",
+    "native/packed.py",
+    "native/quantize.py",
+    "native/gguf_blocks.py",
+    "native/src/linear*.h",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKey:
+    checkpoint: str
+    """SHA-256 of the checkpoint's configuration and weights."""
+    dtype: str
+    """Value of the configuration key, never auto."""
+    cpu: str
+    """Machine and instruction sets."""
+    code: str
+    """SHA-256 of the format and of the sources that read, pack and store weights."""
+
+    @property
+    def name(self) -> str:
+        """Of the engine's folder."""
+        return hashlib.sha256("\0".join(astuple(self)).encode()).hexdigest()
+
+    def replaces(self, other: EngineKey) -> bool:
+        """The same engine, but for the code that made it."""
+        ours, theirs = (self.checkpoint, self.dtype, self.cpu), (
+            other.checkpoint, other.dtype, other.cpu,
+        )  # fmt: skip
+        return ours == theirs and self.code != other.code
+
+
+def engine_key(checkpoint_directory: Path, dtype: str, cache_dir: str) -> EngineKey:
+    """``dtype`` and ``cache_dir``: of the configuration. Takes seconds for large weights that were
+    never hashed. Raises CheckpointError when they cannot be read."""
+    if dtype == "auto":
+        dtype = "bf16" if computes_bf16() else "fp32"
+    return EngineKey(
+        checkpoint=content_hash(checkpoint_directory, cache_dir),
+        dtype=dtype,
+        cpu=cpu_kind(),
+        code=_code_hash(),
+    )
+
+
+@cache
+def _code_hash() -> str:
+    # transformers gives the rope frequencies that an engine stores.
+    digest = hashlib.sha256(f"{FORMAT}\0{version('transformers')}\0".encode())
+    for pattern in _WHAT_DECIDES_THE_BYTES:
+        for path in sorted(_PACKAGE.glob(pattern)):
+            content = path.read_bytes()
+            digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()

@@ -1,0 +1,137 @@
+"""build_engine: a checkpoint as a built engine, compared with transformers before it is used."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inflight.api.config import InflightConfig
+from inflight.engine_files.file import write_engine
+from inflight.engine_files.key import EngineKey, engine_key
+from inflight.engine_files.limits import write_limits
+from inflight.engine_files.store import EngineStore
+from inflight.errors import CheckpointError
+from inflight.model.fused.built import BuiltDecoder, Proof, limits_of, prove, read_built
+from inflight.model.fused.load import read_spec, weight_kinds
+from inflight.model.fused.tensors import CheckpointTensors
+from inflight.model.fused.weights import load_weights
+from inflight.model.loading import load_model
+from inflight.model.probe import LENGTH, probe_token_ids
+from inflight.native.library import NativeLibrary
+
+_LOG = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+"""(what is being done, share of the whole build in [0, 1])."""
+
+_PACKING_STARTS, _WRITING_STARTS, _PROOF_STARTS = 0.3, 0.85, 0.95
+_ROWS_OF_A_SEQUENCE = (0, 5, 9, LENGTH - 1)
+"""Positions that the proof keeps: of the first chunk, of later ones, of the generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    directory: Path
+    config: InflightConfig
+    key: EngineKey
+    library: NativeLibrary
+    progress: Progress
+
+
+def build_engine(
+    checkpoint_directory: Path,
+    config: InflightConfig,
+    library: NativeLibrary,
+    progress: Progress,
+) -> BuiltDecoder:
+    """The engine, built unless it is there; waits while another process builds it.
+
+    Raises CheckpointError: the checkpoint is not served, cannot be fused, or computes something
+    else than transformers' classes do; ConfigError for a dtype that is not computed here. Where the
+    cache cannot be written the engine lives in memory alone, with a warning.
+    """
+    progress("reading the checkpoint", 0.0)
+    key = engine_key(checkpoint_directory, config.dtype, config.cache_dir)
+    job = _Job(
+        directory=checkpoint_directory, config=config, key=key, library=library, progress=progress
+    )
+    store = EngineStore(config.cache_dir)
+    try:
+        store.build(
+            key,
+            lambda folder: _build_into(folder, job),
+            on_wait=lambda: progress("waiting for another process that builds it", 0.0),
+        )
+    except OSError as error:
+        place = error.filename or config.cache_dir
+        _LOG.warning("cache_dir: %s: %s: the engine is not kept", place, error.strerror)
+        engine = _pack(job)
+        prove(engine, key.dtype, library)
+        return engine
+    built = store.load(key, read_built)
+    if built is None:
+        raise CheckpointError(f"cache_dir: {store.folder(key)} is damaged as soon as it is written")
+    return built
+
+
+def _build_into(folder: Path, job: _Job) -> None:
+    engine = _pack(job)
+    job.progress("writing the engine", _WRITING_STARTS)
+    write_engine(folder, job.key, engine, looked_up=[engine.weights.embedding])
+    del engine  # what is proved is what was written
+    job.progress("comparing with transformers", _PROOF_STARTS)
+    written = read_built(folder)
+    deviation = prove(written, job.key.dtype, job.library)
+    _LOG.info("logits differ from transformers' by %.2g of their spread", deviation)
+    write_limits(folder, limits_of(job.key, job.config, written.spec))
+    job.progress("built", 1.0)
+
+
+def _pack(job: _Job) -> BuiltDecoder:
+    kind, activations = weight_kinds(job.key.dtype)
+    spec = read_spec(job.directory)
+    num_layers = len(spec.layers)
+    job.progress("computing reference logits with transformers", 0.0)
+    architecture, proof = _reference(job.directory, activations, num_layers)
+
+    def on_layer(layer: int) -> None:
+        share = (layer + 1) / num_layers
+        where = _PACKING_STARTS + share * (_WRITING_STARTS - _PACKING_STARTS)
+        job.progress(f"packing weights for {job.key.dtype}", where)
+
+    tensors = CheckpointTensors(job.directory)
+    weights = load_weights(tensors, spec, kind, activations, on_layer=on_layer)
+    return BuiltDecoder(architecture=architecture, spec=spec, weights=weights, proof=proof)
+
+
+def _reference(directory: Path, dtype: torch.dtype, num_layers: int) -> tuple[str, Proof]:
+    """The architecture, and what its own classes compute. They are gone before weights are packed:
+    both at once would take twice the memory."""
+    model = load_model(directory, dtype=dtype, device=torch.device("cpu"))
+    if model.config.num_hidden_layers != num_layers:
+        raise CheckpointError(
+            f"model_dir: {directory}: {num_layers} layers are described, and the model has "
+            f"{model.config.num_hidden_layers}"
+        )
+    model.set_attn_implementation("eager")
+    token_ids = probe_token_ids(model.config.vocab_size)
+    with torch.inference_mode():
+        logits: Tensor = model(input_ids=token_ids, use_cache=False).logits
+    rows = [
+        sequence * LENGTH + position
+        for sequence in range(len(token_ids))
+        for position in _ROWS_OF_A_SEQUENCE
+    ]
+    kept = logits.flatten(0, 1)[rows].float().clone()
+    proof = Proof(token_ids=token_ids, rows=torch.tensor(rows), logits=kept)
+    return _architecture(model), proof
+
+
+def _architecture(model: Any) -> str:
+    return str(model.config.model_type)

@@ -1,0 +1,133 @@
+"""BuiltDecoder: what a built engine holds, and loading it without transformers.
+
+The engine carries its proof: logits that transformers' own classes computed when it was built. At
+every load the kernels of this machine have to come to the same, in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from inflight.api.config import InflightConfig
+from inflight.engine_files.file import read_engine
+from inflight.engine_files.key import EngineKey, engine_key
+from inflight.engine_files.limits import BuiltLimits, read_limits, write_limits
+from inflight.engine_files.store import EngineStore
+from inflight.errors import CheckpointError
+from inflight.model.fused.assemble import make_decoder
+from inflight.model.fused.ops import FusedAttention
+from inflight.model.fused.spec import DecoderSpec
+from inflight.model.fused.weights import DecoderWeights
+from inflight.model.probe import LENGTH, MAX_NUM_TOKENS, NUM_BLOCKS, check_equal, packed_logits
+from inflight.model.runner import PackedInputs
+from inflight.native.library import NativeLibrary
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Proof:
+    """What transformers' plain forward makes of a few tokens, in the dtype of the activations."""
+
+    token_ids: Tensor
+    """int64[2, LENGTH], of the probe."""
+    rows: Tensor
+    """int64[R], which of the 2 * LENGTH positions are compared."""
+    logits: Tensor
+    """float32[R, vocab_size]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BuiltDecoder:
+    architecture: str
+    """``model_type`` of the checkpoint."""
+    spec: DecoderSpec
+    weights: DecoderWeights
+    proof: Proof
+
+
+def find_engine(checkpoint_directory: Path, config: InflightConfig) -> BuiltDecoder | None:
+    """The engine of this checkpoint, dtype, CPU and code; None: it has to be built. Raises
+    CheckpointError when the checkpoint cannot be read."""
+    key = engine_key(checkpoint_directory, config.dtype, config.cache_dir)
+    return EngineStore(config.cache_dir).load(key, read_built)
+
+
+def read_built(folder: Path) -> BuiltDecoder:
+    """Raises DamagedEngineError."""
+    return read_engine(folder, BuiltDecoder)
+
+
+def prove(engine: BuiltDecoder, dtype: str, library: NativeLibrary) -> float:
+    """How far the packed, chunked logits of this machine's kernels are from transformers' own,
+    relative to their spread. ``dtype``: of the key, never auto.
+
+    Raises CheckpointError when that is more than rounding explains, or when a layer did not come
+    to the attention.
+    """
+    decoder = make_decoder(
+        engine.spec, engine.weights, library, max_num_tokens=MAX_NUM_TOKENS, max_seq_len=LENGTH
+    )
+    attention = _CountingAttention(decoder.ops.attention)
+    decoder.ops = replace(decoder.ops, attention=cast(FusedAttention, attention))
+    tokens_per_block = min(decoder.ops.supported_tokens_per_block)
+    attention.allocate(NUM_BLOCKS, tokens_per_block)
+    num_iterations = 0
+
+    def forward(inputs: PackedInputs) -> Tensor:
+        nonlocal num_iterations
+        num_iterations += 1
+        return decoder.forward(inputs)
+
+    packed = packed_logits(forward, tokens_per_block, engine.proof.token_ids)
+    num_layers = len(engine.spec.layers)
+    if attention.layers != list(range(num_layers)) * num_iterations:
+        raise CheckpointError(
+            f"architecture {engine.architecture} is not served: not each of its {num_layers} "
+            "layers came to the attention once"
+        )
+    rows = packed.flatten(0, 1)[engine.proof.rows]
+    return check_equal(rows, engine.proof.logits, engine.architecture, dtype)
+
+
+def note_limits(key: EngineKey, config: InflightConfig, spec: DecoderSpec) -> None:
+    """Checks the limits that the engine was built for; those of ``config`` that go beyond them are
+    said and recorded, since no weight depends on them."""
+    folder = EngineStore(config.cache_dir).folder(key)
+    wanted, built = limits_of(key, config, spec), read_limits(folder)
+    beyond = [] if built is None else list(wanted.beyond(built))
+    for text in beyond:
+        _LOG.info("the engine's record is written anew: %s", text)
+    if built is None or beyond:
+        write_limits(folder, wanted if built is None else built.widened_to(wanted))
+
+
+def limits_of(key: EngineKey, config: InflightConfig, spec: DecoderSpec) -> BuiltLimits:
+    return BuiltLimits(
+        max_batch_size=config.max_batch_size,
+        max_num_tokens=config.max_num_tokens,
+        max_seq_len=config.max_seq_len or spec.max_position_embeddings,
+        max_beam_width=config.max_beam_width,
+        dtype=key.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+    )
+
+
+class _CountingAttention:
+    """Passes everything on and notes which layers came."""
+
+    def __init__(self, attention: FusedAttention) -> None:
+        self._attention = attention
+        self.layers: list[int] = []
+
+    def attend(self, layer: int, *arguments: Any) -> None:
+        self.layers.append(layer)
+        self._attention.attend(layer, *arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._attention, name)

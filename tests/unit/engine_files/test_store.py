@@ -1,0 +1,164 @@
+"""An engine is built once, by one process, and whole or not there; a damaged one is built again."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inflight.engine_files.file import read_engine, write_engine
+from inflight.engine_files.header import DATA_FILE
+from inflight.engine_files.key import EngineKey
+from inflight.engine_files.store import EngineStore
+from tests.unit.engine_files.contents import Model, assert_same, make_key, make_model
+
+ROOT = Path(__file__).parents[3]
+
+
+def nobody_waits() -> None:
+    raise AssertionError("nobody else builds it")
+
+
+def read(folder: Path) -> Model:
+    return read_engine(folder, Model)
+
+
+class Builder:
+    def __init__(self, key: EngineKey) -> None:
+        self._key = key
+        self.calls = 0
+
+    def __call__(self, folder: Path) -> None:
+        self.calls += 1
+        write_engine(folder, self._key, make_model())
+
+
+def build(store: EngineStore, key: EngineKey) -> Builder:
+    builder = Builder(key)
+    store.build(key, builder, on_wait=nobody_waits)
+    return builder
+
+
+def test_it_is_built_once(tmp_path: Path) -> None:
+    store, key = EngineStore(str(tmp_path)), make_key()
+    assert not store.has(key) and store.load(key, read) is None
+    assert build(store, key).calls == 1
+    assert build(store, key).calls == 0
+    assert store.has(key)
+    found = store.load(key, read)
+    assert found is not None
+    assert_same(found, make_model())
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    store, key = EngineStore(str(tmp_path)), make_key()
+
+    def fail(folder: Path) -> None:
+        write_engine(folder, key, make_model())
+        raise ValueError("the proof failed")
+
+    with pytest.raises(ValueError, match="the proof failed"):
+        store.build(key, fail, on_wait=nobody_waits)
+    assert not store.has(key) and [p.suffix for p in (tmp_path / "engines").iterdir()] == [".lock"]
+    assert build(store, key).calls == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_damaged_engine_is_said_and_built_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    store, key = EngineStore(str(tmp_path)), make_key()
+    build(store, key)
+    path = store.folder(key) / DATA_FILE
+    data = bytearray(path.read_bytes())
+    data[40] ^= 8
+    path.write_bytes(data[:-1] if damage == "cut" else data)
+    with caplog.at_level(logging.WARNING):
+        assert store.load(key, read) is None
+    assert "is damaged, building it again" in caplog.text
+    assert build(store, key).calls == 1
+    assert store.load(key, read) is not None
+
+
+def test_an_engine_under_a_wrong_name_is_not_taken(tmp_path: Path) -> None:
+    store, key, other = EngineStore(str(tmp_path)), make_key(), make_key(cpu="another")
+    build(store, key)
+    store.folder(key).rename(store.folder(other))
+    assert not store.has(other) and store.load(other, read) is None
+    assert build(store, other).calls == 1
+
+
+def test_a_new_version_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    store, old, new = EngineStore(str(tmp_path)), make_key(), make_key(code="new")
+    others = [make_key(dtype="int8"), make_key(cpu="another"), make_key(checkpoint="another")]
+    for key in (old, *others, new):
+        build(store, key)
+    assert not store.folder(old).exists()
+    assert all(store.has(key) for key in (*others, new))
+
+
+def test_the_reason_against_an_engine_is_remembered(tmp_path: Path) -> None:
+    store, key = EngineStore(str(tmp_path)), make_key()
+    assert store.reason_against(key) is None
+    store.note_reason_against(key, "the fused runner does not know gpt2")
+    assert store.reason_against(key) == "the fused runner does not know gpt2"
+    assert store.reason_against(make_key(code="new")) is None
+
+
+SLOW_BUILD = """
+import sys, time
+from pathlib import Path
+from inflight.engine_files.file import write_engine
+from inflight.engine_files.store import EngineStore
+from tests.unit.engine_files.contents import make_key, make_model
+
+def build(folder):
+    (folder / "half").touch()
+    print("started", flush=True)
+    while not Path(sys.argv[2]).exists():
+        time.sleep(0.01)
+    write_engine(folder, make_key(), make_model())
+    print("built", flush=True)
+
+EngineStore(sys.argv[1]).build(
+    make_key(), build, on_wait=lambda: print("waiting", flush=True)
+)
+print("done", flush=True)
+"""
+
+
+def start_building(cache: Path) -> subprocess.Popen[str]:
+    """A builder that goes on when ``cache / "go"`` is there."""
+    command = [sys.executable, "-c", SLOW_BUILD, str(cache), str(cache / "go")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def wait_for(process: subprocess.Popen[str], wanted: str) -> None:
+    assert process.stdout is not None
+    assert any(line.strip() == wanted for line in process.stdout), f"no {wanted!r}"
+
+
+def test_two_builders_make_one_engine(tmp_path: Path) -> None:
+    with start_building(tmp_path) as first:
+        wait_for(first, "started")
+        with start_building(tmp_path) as second:
+            wait_for(second, "waiting")
+            (tmp_path / "go").touch()
+            outputs = [process.communicate(timeout=60)[0].split() for process in (first, second)]
+    assert outputs == [["built", "done"], ["done"]]
+    assert EngineStore(str(tmp_path)).has(make_key())
+
+
+def test_a_killed_builder_leaves_nothing_that_is_used(tmp_path: Path) -> None:
+    with start_building(tmp_path) as process:
+        wait_for(process, "started")
+        process.send_signal(signal.SIGKILL)
+    store, key = EngineStore(str(tmp_path)), make_key()
+    assert not store.has(key) and list((tmp_path / "engines").glob("*.partial"))
+    assert build(store, key).calls == 1
+    assert store.load(key, read) is not None
+    assert not list((tmp_path / "engines").glob("*.partial"))
