@@ -1,0 +1,148 @@
+"""The physical limits of the machine at this moment: how fast it reads and how fast it multiplies.
+
+    python -m tests.benchmarks.compare.limits WEIGHT_BYTES THREADS FOLDER
+
+Prints one JSON object. Runs in a process of its own, so that nothing of it rests in memory while
+systems are measured. The read rate is that of a small C++ loop over as much memory as the weights
+(FOLDER keeps it compiled); without a compiler it is torch's sum, which is slower. The rates of
+multiplication are the best that torch reaches on the shapes below.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+SECONDS = 0.4
+SHAPES = ((512, 576, 1536), (512, 1024, 1024), (1024, 2048, 2048))
+"""Rows, inner size and columns; the first is the embedded model's."""
+SOURCE = Path(__file__).with_name("read_rate.cpp")
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of the whole machine, all threads."""
+
+    read_bytes: float
+    """Bytes a second."""
+    fp32_flops: float
+    """Multiplications and additions a second; so are the next two."""
+    bf16_flops: float
+    int8_ops: float
+
+    def flops_for(self, dtype: str) -> float:
+        """The most that weights of this dtype can be multiplied with: int8 and int4 blocks may be
+        expanded to bf16."""
+        if dtype == "fp32":
+            return self.fp32_flops
+        return self.bf16_flops if dtype == "bf16" else max(self.bf16_flops, self.int8_ops)
+
+
+def measure_limits(weight_bytes: int, threads: int, folder: Path) -> Limits:
+    """Measures in a process of its own. Raises RuntimeError where that fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.compare.limits"]
+        + [str(weight_bytes), str(threads), str(folder)],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the limits could not be measured: {done.stderr[-300:]}")
+    return Limits(**json.loads(done.stdout))
+
+
+def fastest(call: Callable[[], object], seconds: float = SECONDS) -> float:
+    """Seconds of the fastest of the calls that fit."""
+    call()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def read_rate(weight_bytes: int, threads: int, folder: Path) -> float:
+    """Bytes a second over ``weight_bytes`` of memory."""
+    numbers = _aligned_ones(weight_bytes // 8)
+    library = _compiled(folder)
+    if library is None:
+        import torch
+
+        read: Callable[[], object] = torch.from_numpy(numbers).sum
+    else:
+        place = ctypes.c_void_p(numbers.ctypes.data)
+        read = partial(library.sum_of, place, numbers.size, threads)
+    return float(numbers.nbytes / fastest(read))
+
+
+def _aligned_ones(count: int) -> npt.NDArray[np.int64]:
+    room = np.ones(count + ALIGNMENT // 8, dtype=np.int64)
+    skip = -room.ctypes.data % ALIGNMENT // 8
+    return room[skip : skip + count]
+
+
+def _compiled(folder: Path) -> Any:
+    """The loop as a library; None without a C++ compiler."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return None
+    target = folder / "read_rate.so"
+    if not target.exists():
+        flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
+        subprocess.run([compiler, *flags, "-o", str(target), str(SOURCE)], check=True)
+    library = ctypes.CDLL(str(target))
+    library.sum_of.restype = ctypes.c_int64
+    library.sum_of.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    return library
+
+
+def multiply_rate(kind: str) -> float:
+    """The best of the shapes; ``kind``: fp32, bf16 or int8."""
+    import torch
+
+    best = 0.0
+    for rows, inner, columns in SHAPES:
+        if kind == "int8":
+            a = torch.ones(rows, inner, dtype=torch.int8)
+            b = torch.ones(inner, columns, dtype=torch.int8)
+            taken = fastest(partial(torch._int_mm, a, b))
+        else:
+            dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
+            a, b = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)
+            taken = fastest(partial(torch.nn.functional.linear, a, b))
+        best = max(best, 2 * rows * inner * columns / taken)
+    return best
+
+
+def main() -> None:
+    import torch
+
+    weight_bytes, threads, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(threads)
+    limits = Limits(
+        read_bytes=read_rate(weight_bytes, threads, folder),
+        fp32_flops=multiply_rate("fp32"),
+        bf16_flops=multiply_rate("bf16"),
+        int8_ops=multiply_rate("int8"),
+    )
+    print(json.dumps(asdict(limits)))
+
+
+if __name__ == "__main__":
+    main()
