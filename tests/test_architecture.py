@@ -16,12 +16,13 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "api": {"errors"},
     "batch": {"api", "errors"},
-    "checkpoint": {"api", "errors"},
+    "checkpoint": {"native", "api", "errors"},  # native: its converter process alone
     "kv_cache": {"api", "errors"},
     "scheduler": {"batch", "api", "errors"},
     "kernels": {"errors"},
     "native": {"errors"},
-    "model": {"kernels", "native", "checkpoint", "batch", "api", "errors"},
+    "engine_files": {"native", "checkpoint", "api", "errors"},
+    "model": {"kernels", "native", "engine_files", "checkpoint", "batch", "api", "errors"},
     "sampling": {"batch", "api", "errors"},
     "text": {"checkpoint", "batch", "api", "errors"},
     "observability": {"api", "errors"},
@@ -29,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
         "scheduler", "model", "sampling", "text", "kv_cache", "batch", "observability", "api",
         "errors",
     },
+    "simulator": {"engine", "scheduler", "kv_cache", "batch", "api", "errors"},
     "executor": {
         "engine", "scheduler", "model", "sampling", "text", "kv_cache", "checkpoint", "batch",
         "observability", "api", "errors",
@@ -39,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 UNRESTRICTED = {"cli", "__init__"}
 
-TORCH_ROOMS = {"model", "kernels", "native"}
+TORCH_ROOMS = {"model", "kernels", "native", "engine_files"}
 PB_UTILS_ROOMS = {"tritonserver"}
 ENVIRONMENT_FILES = {"api/config.py"}
 

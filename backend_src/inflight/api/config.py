@@ -50,8 +50,13 @@ class InflightConfig(BaseModel):
     )
     dtype: Literal["auto", "bf16", "fp16", "fp32", "int8", "int4"] = Field(
         "auto",
-        description="Weights and KV cache; auto: bf16 where the hardware computes it, else fp32; "
-        "int8, int4: weights in blocks of 32, the rest bf16",
+        description="Weights and activations; auto: bf16 where the hardware computes it, else "
+        "fp32; int8, int4: weights in blocks of 32, the rest bf16",
+    )
+    kv_cache_dtype: Literal["auto", "bf16", "fp32", "int8"] = Field(
+        "auto",
+        description="KV cache; auto: as the activations; int8: with a scale for each token and "
+        "KV head, about half of bf16",
     )
     runner: Literal["auto", "fused", "hf"] = Field(
         "auto",
@@ -86,11 +91,25 @@ class InflightConfig(BaseModel):
         description="Who gets the context tokens of an iteration",
     )
     enable_chunked_context: bool = Field(True, description="Split prompts over iterations")
+    target_inter_token_ms: float = Field(
+        0.0,
+        ge=0,
+        le=3_600_000,
+        description="Cut prompts so that running streams get 19 of 20 tokens within this time; "
+        "0: off",
+    )
     priority_aging_seconds: float = Field(
         60.0, gt=0, description="Priority 1 counts like this much earlier arrival over priority 0"
     )
     tokens_per_block: int = Field(32, ge=1, le=512, description="Tokens in a KV block")
     enable_kv_cache_reuse: bool = Field(True, description="Share KV blocks of equal prefixes")
+    enable_partial_reuse: bool = Field(
+        True, description="Reuse also the beginning of a KV block that does not match as a whole"
+    )
+    copy_on_partial_reuse: bool = Field(
+        True,
+        description="Copy a block that is reused in part; false: only unused ones, taken over",
+    )
     max_tokens_in_paged_kv_cache: int | None = Field(
         None, ge=1, description="Upper bound of the KV pool in tokens"
     )
@@ -170,10 +189,13 @@ class InflightConfig(BaseModel):
                 capacity_scheduler_policy=self.batch_scheduler_policy,
                 context_chunking_policy=self.context_chunking_policy,
                 priority_aging_seconds=self.priority_aging_seconds,
+                target_inter_token_ms=self.target_inter_token_ms,
             ),
             kv_cache_config=KvCacheConfig(
                 tokens_per_block=self.tokens_per_block,
                 enable_block_reuse=self.enable_kv_cache_reuse,
+                enable_partial_reuse=self.enable_partial_reuse,
+                copy_on_partial_reuse=self.copy_on_partial_reuse,
                 max_tokens=self.max_tokens_in_paged_kv_cache,
                 free_memory_fraction=self.kv_cache_free_gpu_mem_fraction,
             ),

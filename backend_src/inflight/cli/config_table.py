@@ -21,6 +21,7 @@ EXECUTOR_FIELDS: dict[str, str] = {
     "request_stats_max_iterations": "ExecutorConfig.request_stats_max_iterations",
     "batch_scheduler_policy": "SchedulerConfig.capacity_scheduler_policy",
     "context_chunking_policy": "SchedulerConfig.context_chunking_policy",
+    "target_inter_token_ms": "SchedulerConfig.target_inter_token_ms",
     "priority_aging_seconds": "SchedulerConfig.priority_aging_seconds",
     "tokens_per_block": "KvCacheConfig.tokens_per_block",
     "enable_kv_cache_reuse": "KvCacheConfig.enable_block_reuse",

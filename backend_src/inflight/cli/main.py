@@ -17,8 +17,9 @@ from inflight.cli.healthcheck import infer_one_token
 from inflight.cli.launch import default_model_repository
 from inflight.cli.ports import Endpoints
 from inflight.cli.preparation import prepare as run_preparation
-from inflight.cli.serve import ServeOptions, say
+from inflight.cli.serve import ServeOptions, say, tell
 from inflight.cli.serve import serve as run_server
+from inflight.cli.sizing_commands import plan, simulate
 from inflight.errors import InflightError
 
 app = typer.Typer(
@@ -73,8 +74,31 @@ def serve(
 
 @app.command()
 @with_config_options
+def build(
+    *,
+    config_file: ConfigFile = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print what each dtype costs in accuracy.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As --report, in JSON.")] = False,
+    config_values: dict[str, str],
+) -> None:
+    """Build the engine: packed weights, kernels and limits, compared with transformers."""
+    # What both import would make every other command slower.
+    from inflight.cli.build import build as run_build
+
+    lines = tell if as_json else say
+    built = run_build(resolved_config(config_values, config_file), lines)
+    if report or as_json:
+        from inflight.cli.report import report as print_report
+
+        print_report(built, lines, as_json=as_json)
+
+
+@app.command()
+@with_config_options
 def prepare(*, config_file: ConfigFile = None, config_values: dict[str, str]) -> None:
-    """Convert the checkpoint and compile the kernels, as serve would do at its first start."""
+    """Convert the checkpoint, compile the kernels and build the engine, as the first serve does."""
     config = resolved_config(config_values, config_file)
     checkpoint = run_preparation(config, say)
     say(f"{checkpoint.name} is ready in {checkpoint.directory}")
@@ -86,6 +110,10 @@ def config(*, config_file: ConfigFile = None, config_values: dict[str, str]) -> 
     """Print the resolved configuration as YAML, as --config takes it."""
     resolved = resolved_config(config_values, config_file).model_dump(mode="json")
     typer.echo(yaml.safe_dump(resolved, sort_keys=False), nl=False)
+
+
+app.command()(simulate)
+app.command()(plan)
 
 
 @app.command()

@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 from inflight.cli import main
 
 ROOT = Path(__file__).parents[3]
-SCRIPTS = ["scripts/serve", "scripts/test", "scripts/check", ".ci/run"]
+SCRIPTS = [
+    *("scripts/serve", "scripts/test", "scripts/check", "scripts/bench", ".ci/run"),
+    "scripts/lib/install_peers.sh",
+]
 
 
 def instructions() -> list[tuple[str, str]]:

@@ -1,18 +1,26 @@
-"""Checkpoint and kernels are made side by side; neither's absence stops the other."""
+"""Checkpoint and kernels are made side by side; neither's absence stops the other. The engine
+follows, where there is one to build."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inflight.api.config import InflightConfig
 from inflight.checkpoint import Checkpoint
 from inflight.cli import preparation
+from inflight.cli.errors import StartupError
+from inflight.engine_files.key import engine_key
+from inflight.engine_files.store import EngineStore
 from inflight.errors import CheckpointError
 from inflight.native.build import NativeUnavailableError
 
+REALLY_RUN = subprocess.run
 MADE = Checkpoint(
     directory=Path("made"),
     model_type="llama",
@@ -26,6 +34,7 @@ MADE = Checkpoint(
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation.preflight, "has_gpu", lambda: False)
+    monkeypatch.setattr(preparation, "needs_engine", lambda *_: False)
 
 
 def test_both_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +85,88 @@ def test_a_bad_checkpoint_does_not_wait_for_the_kernels(monkeypatch: pytest.Monk
         preparation.prepare(InflightConfig(), lambda line: None)
     assert not go_on.is_set()
     go_on.set()
+
+
+@pytest.mark.parametrize(("kernels", "wanted"), [(True, True), (True, False), (False, True)])
+def test_the_engine_is_built_where_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, kernels: bool, wanted: bool
+) -> None:
+    def compile_them(cache_dir: str) -> None:
+        if not kernels:
+            raise NativeUnavailableError("no compiler")
+
+    built: list[InflightConfig] = []
+    monkeypatch.setattr(preparation, "build_native", compile_them)
+    monkeypatch.setattr(preparation, "prepare_checkpoint", lambda *a, **k: MADE)
+    monkeypatch.setattr(preparation, "needs_engine", lambda *_: wanted)
+    monkeypatch.setattr(preparation, "run_build", built.append)
+    config = InflightConfig()
+    preparation.prepare(config, lambda line: None)
+    assert built == ([config] if kernels and wanted else [])
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Whether a server would have to build; the checkpoint is in tmp_path / "model"."""
+    monkeypatch.undo()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    checkpoint = Checkpoint(
+        directory=folder,
+        model_type="llama",
+        end_ids=(),
+        max_position_embeddings=64,
+        vocab_size=10,
+        name="model",
+    )
+
+    def needs(**values: Any) -> bool:
+        config = InflightConfig.model_validate({"cache_dir": str(tmp_path)} | values)
+        return preparation.needs_engine(checkpoint, config)
+
+    return needs
+
+
+def test_what_needs_no_engine(ask: Any, tmp_path: Path) -> None:
+    assert ask() and ask(dtype="int4") and ask(runner="fused")
+    assert not ask(runner="hf") and not ask(dtype="fp16") and not ask(attention_backend="torch")
+    key = engine_key(tmp_path / "model", "auto", str(tmp_path))
+    EngineStore(str(tmp_path)).note_reason_against(key, "no such architecture")
+    assert not ask() and ask(dtype="int4")
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, program: str) -> list[dict[str, Any]]:
+    """``run_build`` runs this program instead of the command; returns how it was called."""
+    calls: list[dict[str, Any]] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        calls.append({"command": command, **options})
+        return REALLY_RUN([sys.executable, "-c", program], **options)
+
+    monkeypatch.setattr(preparation.subprocess, "run", run)
+    return calls
+
+
+def test_the_build_runs_with_the_same_configuration(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = run_with(monkeypatch, "import sys; print('a warning', file=sys.stderr)")
+    preparation.run_build(
+        InflightConfig(dtype="int4", max_batch_size=3, enable_chunked_context=False)
+    )
+    (call,) = calls
+    assert call["command"] == [sys.executable, "-m", "inflight.cli", "build"]
+    config = InflightConfig.load(environment=call["env"])
+    assert (config.dtype, config.max_batch_size) == ("int4", 3)
+    assert not config.enable_chunked_context
+    assert "a warning" in capsys.readouterr().err
+
+
+def test_a_build_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_with(monkeypatch, "import sys; sys.exit('noise\\ninflight: dtype: int4: no')")
+    with pytest.raises(StartupError, match="^the engine cannot be built: dtype: int4: no$"):
+        preparation.run_build(InflightConfig())
+    run_with(monkeypatch, "import os; os._exit(9)")
+    with pytest.raises(StartupError, match="^the engine cannot be built: exit code 9$"):
+        preparation.run_build(InflightConfig())
