@@ -7,7 +7,7 @@ from typing import Any
 
 from inflight.api import CapacitySchedulerPolicy
 from inflight.simulator.outcome import Outcome
-from inflight.simulator.planner import LARGEST_FRACTION, Candidate, Plan
+from inflight.simulator.planner import BLOCK_SIZES, LARGEST_FRACTION, Candidate, Plan
 
 _MIB = 1 << 20
 
@@ -138,10 +138,12 @@ def _policy_reason(plan: Plan) -> str:
 
 
 def _block_reason(plan: Plan) -> str:
-    best = plan.best.outcome
+    best, usual = plan.best.outcome, BLOCK_SIZES[0]
+    is_usual = best.tokens_per_block == usual
+    compared = "no other size was clearly better" if is_usual else f"clearly better than {usual}"
     return (
         f"tokens_per_block {best.tokens_per_block}: {best.waste:.1%} of the held slots are empty, "
-        f"{best.num_reused_tokens} context tokens were reused; no other size was clearly better"
+        f"{best.num_reused_tokens} context tokens were reused; {compared}"
     )
 
 

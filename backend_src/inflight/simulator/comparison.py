@@ -56,9 +56,9 @@ def comparison_lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield f"{'':32}" + "".join(f"{outcome.policy.value:>24}" for outcome in outcomes)
     for name, cell in _ROWS:
         yield f"{name:32}" + "".join(f"{cell(outcome):>24}" for outcome in outcomes)
-    refused = outcomes[0]
-    if refused.num_refused:
-        yield f"{refused.num_refused} requests were refused; the first: {refused.first_refusal}"
+    first = outcomes[0]
+    if first.num_refused:
+        yield f"{first.num_refused} requests were refused; the first: {first.first_refusal}"
     yield (
         f"{sum(outcome.num_iterations for outcome in outcomes)} iterations in "
         f"{sum(outcome.wall_seconds for outcome in outcomes):.1f} s: "
