@@ -92,6 +92,11 @@ def test_the_rows_of_queries_and_keys_are_in_our_order(tmp_path: Path) -> None:
     assert not np.array_equal(blocks.numpy(), as_stored)
 
 
+def test_other_loaders_find_no_blocks_among_the_weights(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, only(Kind.Q4_1))
+    assert [path.name for path in directory.glob("*.safetensors")] == ["model.safetensors"]
+
+
 def test_one_projection_of_several_kinds_gets_the_finer(tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, with_finer_values)
     layer = weights_of(directory, "q4_1").layers[0]

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from inflight.checkpoint.cache_folder import cache_root, make_once
 from inflight.checkpoint.conversion import Converter, run_conversion
+from inflight.checkpoint.files import GGUF_BLOCKS_FILE
 from inflight.checkpoint.hashes import hashes_in
 from inflight.checkpoint.locate import Job
 from inflight.errors import CheckpointError
 
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 """To be raised whenever ``convert.py`` writes something else for the same source."""
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
@@ -74,6 +75,6 @@ class ConversionCache:
             # Weights are linked, not copied: their place and names count, their contents do not.
             parts.append(str(source.resolve()))
             for path in sorted(path for path in source.iterdir() if path.is_file()):
-                is_weights = path.suffix in _WEIGHT_SUFFIXES
+                is_weights = path.suffix in _WEIGHT_SUFFIXES or path.name == GGUF_BLOCKS_FILE
                 parts += [path.name, "" if is_weights else self._hashes.sha256(path)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()

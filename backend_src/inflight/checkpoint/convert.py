@@ -18,11 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inflight.checkpoint.conversion import ERROR_PREFIX, PROGRESS_PREFIX
+from inflight.checkpoint.files import GGUF_BLOCKS_FILE
 from inflight.checkpoint.gguf_blocks import save_gguf_blocks
 from inflight.checkpoint.locate import Job
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
-_LINKED_PATTERNS = ("config.json", "generation_config.json", "*.safetensors*")
+_LINKED_PATTERNS = (
+    "config.json", "generation_config.json", "*.safetensors*", GGUF_BLOCKS_FILE,
+)  # fmt: skip
 _BYTES_PER_WEIGHT = 4
 _PARENT_CHECK_SECONDS = 1.0
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from inflight.errors import CheckpointError
 
-GGUF_BLOCKS_FILE = "gguf_blocks.safetensors"
-"""Beside the weights of a checkpoint that comes from a GGUF file; see ``gguf_blocks.py``."""
+GGUF_BLOCKS_FILE = "gguf_blocks"
+"""Beside the weights of a checkpoint that comes from a GGUF file; see ``gguf_blocks.py``.
+
+Some loaders take every file named *.safetensors for weights, so this one has another name."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,11 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from inflight.checkpoint.cache_folder import cache_root
+from inflight.checkpoint.files import GGUF_BLOCKS_FILE
 from inflight.errors import CheckpointError
 
 _REMEMBERED_FROM = 1 << 20
 """Bytes; smaller files are hashed each time."""
-_CONTENT_PATTERNS = ("config.json", "*.safetensors", "*.safetensors.index.json")
+_CONTENT_PATTERNS = (
+    "config.json", "*.safetensors", "*.safetensors.index.json", GGUF_BLOCKS_FILE,
+)  # fmt: skip
 """What the weights and the arithmetic of a checkpoint folder depend on."""
 
 
