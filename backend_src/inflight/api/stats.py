@@ -89,6 +89,10 @@ class KvTiersStats(_Json):
     disk_bytes_per_second: float | None
     context_tokens_per_second: float | None
 
+    @property
+    def onboarded_blocks(self) -> int:
+        return self.onboarded_host_blocks + self.onboarded_disk_blocks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InflightBatchingStats(_Json):

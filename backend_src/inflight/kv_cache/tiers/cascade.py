@@ -37,12 +37,16 @@ class TierCascade:
         disk: DiskStorage | None,
         *,
         write_queue_bytes: int = WRITE_QUEUE_BYTES,
+        keeps_host: bool = False,
     ) -> None:
+        """``write_queue_bytes``: of blocks on their way to the disk. ``keeps_host``: ``close``
+        writes what is in host memory to the disk."""
         assert host is not None or disk is not None
         self.host = host
         self.disk = disk
         self.num_dropped = 0
         """Blocks lost because the queue to the disk was full."""
+        self._keeps_host = keeps_host
         self._is_closed = False
         self._writer = None if disk is None else WriteBehind(disk, write_queue_bytes)
         self._loader = None if disk is None else BlockLoader(disk)
@@ -88,9 +92,9 @@ class TierCascade:
         at most."""
         return self._writer is None or self._writer.wait_until_written(timeout)
 
-    def close(self, timeout: float, *, keep: bool) -> None:
-        """Ends the threads. ``keep``: writes what is in host memory to the disk, the block that was
-        used last first, as far as ``timeout`` seconds reach. Safe to call again."""
+    def close(self, timeout: float) -> None:
+        """Ends the threads. What is still to be written is, as far as ``timeout`` seconds reach;
+        of host memory the block that was used last first. Safe to call again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -102,7 +106,7 @@ class TierCascade:
         has_ended = self._writer.close(timeout)
         if not has_ended:
             return  # a disk that hangs: the folder is given back when the process ends
-        if keep and self.host is not None:
+        if self._keeps_host and self.host is not None:
             for block in self.host.newest_first():
                 if time.monotonic() >= deadline:
                     break

@@ -47,7 +47,7 @@ class OnboardCost:
         self.context = Rate()
         """Context tokens."""
         self.bandwidth = {place: Rate() for place in Place}
-        """Bytes from each place into the primary pool's storage."""
+        """Bytes: from host memory into the primary pool, from the disk into host memory."""
         self.block_bytes = block_bytes
         self._tokens_per_block = tokens_per_block
         self._num_refused = 0
@@ -58,7 +58,7 @@ class OnboardCost:
         best, best_saving, saving = 0, 0.0, 0.0
         computing = self.context.seconds(self._tokens_per_block)
         for number, place in enumerate(places, 1):
-            loading = self.bandwidth[place].seconds(self.block_bytes)
+            loading = self._seconds_to_load(place)
             if computing is None or loading is None:
                 return len(places)
             saving += computing - loading
@@ -69,6 +69,13 @@ class OnboardCost:
             if self._num_refused % _TRY_AGAIN_AFTER == 0:
                 return len(places)
         return best
+
+    def _seconds_to_load(self, place: Place) -> float | None:
+        writing = self.bandwidth[Place.HOST].seconds(self.block_bytes)
+        if place is Place.HOST or writing is None:
+            return writing
+        reading = self.bandwidth[place].seconds(self.block_bytes)
+        return None if reading is None else reading + writing
 
     def seconds_to_compute(self, num_blocks: int) -> float | None:
         return self.context.seconds(num_blocks * self._tokens_per_block)

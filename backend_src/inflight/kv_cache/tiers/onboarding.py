@@ -166,8 +166,7 @@ class KvTiers:
             if content is None:
                 break
             contents.append(content)
-        seconds = self._write(kv, request_id, token_ids, contents)
-        self._count(Place.HOST, contents, seconds)
+        self._onboard(kv, request_id, token_ids, Place.HOST, contents)
 
     def _finish_load(
         self, kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32]
@@ -182,9 +181,8 @@ class KvTiers:
         # Where what stood before them is gone, none of them is of use.
         is_continued = bool(missing) and missing[0] in load.keys
         first = load.keys.index(missing[0]) if is_continued else len(load.contents)
-        contents = load.contents[first:]
-        seconds = self._write(kv, request_id, token_ids, contents)
-        self._count(Place.DISK, contents, seconds + load.seconds)
+        self.cost.bandwidth[Place.DISK].observe(_num_bytes(load.contents), load.seconds)
+        self._onboard(kv, request_id, token_ids, Place.DISK, load.contents[first:])
         for key, content in zip(load.keys, load.contents, strict=False):
             self.cascade.put(TierBlock(key, content))
         return True
@@ -202,29 +200,37 @@ class KvTiers:
         self.cost.bandwidth[Place.DISK].observe(self.cost.block_bytes * len(load.keys), waited)
         return True
 
-    def _write(
+    def _onboard(
         self,
         kv: KvCacheManager,
         request_id: int,
         token_ids: npt.NDArray[np.int32],
+        place: Place,
         contents: Sequence[BlockContent],
-    ) -> float:
-        """Into the primary pool; returns the seconds it took."""
+    ) -> None:
+        """Into the primary pool. The time it takes, offloading what has to go for it included, is
+        the cost of host memory."""
         if not contents:
-            return 0.0
-        began = time.perf_counter()
+            return
 
         def write(block_ids: npt.NDArray[np.int32]) -> None:
-            for at in range(len(block_ids)):
-                self._memory.write_blocks(block_ids[at : at + 1], contents[at][None])
+            try:
+                for at in range(len(block_ids)):
+                    self._memory.write_blocks(block_ids[at : at + 1], contents[at][None])
+            except Exception as error:
+                raise _NotWrittenError from error
 
-        kv.onboard(request_id, token_ids, len(contents), write)
-        return time.perf_counter() - began
-
-    def _count(self, place: Place, contents: Sequence[BlockContent], seconds: float) -> None:
-        num_bytes = sum(content.nbytes for content in contents)
-        self._num_onboarded[place] += len(contents)
-        self.cost.bandwidth[place].observe(num_bytes, seconds)
+        began = time.perf_counter()
+        try:
+            number = kv.onboard(request_id, token_ids, len(contents), write)
+        except _NotWrittenError as error:
+            logger.error("KV blocks were not onboarded", exc_info=error.__cause__)
+            self._given_up.add(request_id)
+            return
+        self._num_onboarded[place] += number
+        self.cost.bandwidth[Place.HOST].observe(
+            _num_bytes(contents[:number]), time.perf_counter() - began
+        )
 
     def stats(self) -> KvTiersStats:
         host, disk = self.cascade.host, self.cascade.disk
@@ -246,3 +252,11 @@ class KvTiers:
             disk_bytes_per_second=bandwidth[Place.DISK].per_second,
             context_tokens_per_second=self.cost.context.per_second,
         )
+
+
+class _NotWrittenError(Exception):
+    """The runner did not take blocks. Nothing of them is in the cache."""
+
+
+def _num_bytes(contents: Sequence[BlockContent]) -> int:
+    return sum(content.nbytes for content in contents)

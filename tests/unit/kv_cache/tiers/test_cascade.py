@@ -31,11 +31,12 @@ def cascade(tmp_path: Path, files: SlowFiles) -> Iterator[TierCascade]:
         HostStorage(2 * BLOCK_BYTES),
         disk_storage(tmp_path, files=files),
         write_queue_bytes=3 * BLOCK_BYTES,
+        keeps_host=True,
     )
     yield cascade
     files.may_write.set()
     files.may_read.set()
-    cascade.close(5.0, keep=True)
+    cascade.close(5.0)
 
 
 def test_blocks_go_from_host_memory_to_disk_and_are_found_all_the_way(
@@ -86,7 +87,7 @@ def test_closing_keeps_what_host_memory_held(
     for number in range(5):
         cascade.put(tier_block(number))
         assert cascade.wait_until_written(5.0)
-    cascade.close(5.0, keep=True)
+    cascade.close(5.0)
     assert len(block_files(tmp_path)) == 5
     again = disk_storage(tmp_path)
     for number in range(5):
@@ -100,7 +101,7 @@ def test_a_disk_alone_takes_evicted_blocks_directly(tmp_path: Path) -> None:
     cascade.put(tier_block(1))
     assert cascade.wait_until_written(5.0)
     assert cascade.place_of(tier_block(1).key) is Place.DISK
-    cascade.close(5.0, keep=False)
+    cascade.close(5.0)
     assert block_files(tmp_path) == []
 
 
@@ -110,4 +111,4 @@ def test_host_memory_alone_gives_up_for_good() -> None:
     cascade.put(tier_block(2))
     assert cascade.place_of(tier_block(1).key) is None
     assert cascade.place_of(tier_block(2).key) is Place.HOST
-    cascade.close(1.0, keep=False)
+    cascade.close(1.0)

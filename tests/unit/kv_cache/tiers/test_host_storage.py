@@ -11,7 +11,7 @@ from tests.unit.kv_cache.tiers.tier_blocks import BLOCK_BYTES, tier_block
 def test_what_was_put_comes_back_byte_for_byte() -> None:
     storage = HostStorage(2 * BLOCK_BYTES)
     block = tier_block(1)
-    assert storage.put(block) == ()
+    assert list(storage.put(block)) == []
     content = storage.get(block.key)
     assert content is not None and content.tobytes() == block.content.tobytes()
     assert storage.get(tier_block(2).key) is None
