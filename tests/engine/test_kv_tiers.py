@@ -250,6 +250,7 @@ def test_a_slow_disk_holds_up_one_request_for_as_long_as_computing_takes(tmp_pat
 
 def test_others_go_on_while_one_waits_for_the_disk(tmp_path: Path) -> None:
     with engine_with(disk=tmp_path) as engine:
+        always_onboard(engine)
         one_round(engine)
         SlowDisk(engine)
         waiting, running = engine.next_id(), engine.next_id()
@@ -264,6 +265,7 @@ def test_others_go_on_while_one_waits_for_the_disk(tmp_path: Path) -> None:
 
 def test_a_cancelled_request_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     with engine_with(disk=tmp_path) as engine:
+        always_onboard(engine)
         one_round(engine)
         SlowDisk(engine)
         request_id = engine.next_id()

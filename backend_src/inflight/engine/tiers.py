@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import secrets
 from collections.abc import Callable, Iterable
@@ -96,26 +95,22 @@ class Onboarder:
         Only for requests that could start now is anything brought back: as many as there are slots
         and free blocks for.
         """
-        waiting = iter(book.waiting)
         num_slots = self._max_batch_size - len(book.started)
         room = self._kv.num_free_blocks
-        ready: list[LlmRequest] = []
-        asked = []
-        while len(ready) < num_slots:
-            llm = next(waiting, None)
-            if llm is None:
-                break
+        asked: list[int] = []
+        held_back: set[int] = set()
+        for llm in book.waiting:
             room -= -(-llm.num_tokens // self._kv.tokens_per_block)
-            if room < 0:
-                ready.append(llm)
+            if room < 0 or len(asked) - len(held_back) >= num_slots:
                 break
             asked.append(llm.request_id)
-            if self.tiers.prepare(
-                self._kv, llm.request_id, llm.token_ids, paused=llm.num_pauses > 0
-            ):
-                ready.append(llm)
+            paused = llm.num_pauses > 0
+            if not self.tiers.prepare(self._kv, llm.request_id, llm.token_ids, paused=paused):
+                held_back.add(llm.request_id)
         self.tiers.forget_all_but(asked)
-        return itertools.chain(ready, waiting)
+        if not held_back:
+            return book.waiting
+        return [llm for llm in book.waiting if llm.request_id not in held_back]
 
     def observe(self, plan: ScheduledBatch, seconds: float) -> None:
         """Learns what computing context tokens takes from iterations that did little else."""

@@ -19,8 +19,8 @@ class Rate:
         self._seconds_each: float | None = None
 
     def observe(self, amount: int, seconds: float) -> None:
-        if amount <= 0 or seconds < 0:
-            return
+        if amount <= 0 or seconds <= 0:
+            return  # nothing was done, or it was too short for the clock
         latest = seconds / amount
         if self._seconds_each is None:
             self._seconds_each = latest
