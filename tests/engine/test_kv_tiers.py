@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from inflight.api import (
 from inflight.api.stats import KvTiersStats
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
+from inflight.executor import Executor
 from inflight.kv_cache.tiers.cascade import Place
 from inflight.kv_cache.tiers.disk import FOLDER
 from tests.fakes.arithmetic_runner import ArithmeticRunner, expected_tokens
@@ -317,6 +319,39 @@ def test_paused_requests_come_back_as_their_policy_says(pause_policy: KvCachePau
         assert pauses > 0, "the pool was meant to be too small"
         came_back = stats(engine).onboarded_host_blocks > 0
         assert came_back == (pause_policy is not KvCachePausePolicy.RECOMPUTE)
+
+
+def test_a_host_tier_larger_than_memory_is_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match="kv_cache_host_memory_bytes"),
+        engine_with(host_blocks=1 << 50),
+    ):
+        pass
+
+
+def test_an_executor_answers_from_its_tiers_and_ends_their_threads(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    tiers = KvTiersConfig(
+        host_memory_bytes=4 * BLOCK_BYTES, disk_bytes=1 << 20, disk_path=str(tmp_path)
+    )
+    config = ExecutorConfig(
+        max_batch_size=8,
+        max_num_tokens=32,
+        max_seq_len=48,
+        kv_cache_config=KvCacheConfig(
+            tokens_per_block=TOKENS_PER_BLOCK, num_blocks=NUM_BLOCKS, tiers=tiers
+        ),
+    )
+    with Executor(ArithmeticRunner(), config) as executor:
+        for _ in range(3):
+            for output, prompt in zip(
+                executor.generate(PROMPTS, max_tokens=MAX_TOKENS), PROMPTS, strict=True
+            ):
+                assert list(output.token_ids) == expected_tokens(prompt, MAX_TOKENS)
+        last = executor.get_latest_iteration_stats()[-1]
+    assert last.kv_tiers_stats is not None and last.kv_tiers_stats.offloaded_blocks > 0
+    assert last.to_json()["kvTiersStats"]["host"]["maxBytes"] == 4 * BLOCK_BYTES
+    assert set(threading.enumerate()) == before
 
 
 class BrokenMemory(ArithmeticRunner):

@@ -64,7 +64,7 @@ class Engine:
         num_blocks, bound = num_kv_blocks(
             config,
             kv_bytes_per_token=runner.spec.kv_bytes_per_token,
-            free_bytes=available_bytes(),
+            free_bytes=available_bytes() - config.kv_cache_config.tiers.host_memory_bytes,
         )
         tokens_per_block = config.kv_cache_config.tokens_per_block
         runner.allocate_kv_cache(num_blocks, tokens_per_block)
