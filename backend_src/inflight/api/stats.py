@@ -79,7 +79,8 @@ class KvTiersStats(_Json):
     onboarded_disk_blocks: int
     onboarded_bytes: int
     recompute_decisions: int
-    """Requests whose blocks were there and computing them was measured to be faster."""
+    """Times that blocks were there, and computing them was measured to be faster or is what
+    kv_cache_pause_policy says."""
     late_loads: int
     """Requests that waited for the disk as long as computing takes, and then were computed."""
     disk_io_errors: int

@@ -107,7 +107,7 @@ class KvTiers:
 
         ``token_ids``: int32[n], all it has. ``paused``: it held blocks before.
         """
-        if request_id in self._given_up:
+        if not self._onboards or request_id in self._given_up:
             return True
         if request_id in self._loads:
             return self._finish_load(kv, request_id, token_ids)
@@ -146,8 +146,6 @@ class KvTiers:
         return keys, places
 
     def _num_to_onboard(self, places: Sequence[Place], paused: bool) -> int:
-        if not self._onboards:
-            return 0
         if paused and self._pause_policy is not KvCachePausePolicy.AUTO:
             return len(places) if self._pause_policy is KvCachePausePolicy.OFFLOAD else 0
         return self.cost.num_worthwhile(places)
