@@ -82,7 +82,7 @@ class Engine:
             clock=clock,
             observers=() if tiers is None else (tiers,),
         )
-        self.onboarder = None if tiers is None else Onboarder(tiers, self.kv, config.max_batch_size)
+        self.onboarder = None if tiers is None else Onboarder(tiers, self.kv, config)
         self.loop = IterationLoop(
             self._make_parts(runner, lane or InlineLane(), sampling_kernels), clock
         )
