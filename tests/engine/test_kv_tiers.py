@@ -178,6 +178,7 @@ def test_a_persisted_disk_is_used_after_a_restart_and_salts_stay_apart(tmp_path:
             ask(engine, [prompt], salt="a")
             settle(engine)
     with engine_with(host_blocks=4, disk=tmp_path, persist=True) as engine:
+        always_onboard(engine)
         ask(engine, [PROMPTS[0]])
         ask(engine, [PROMPTS[0]], salt="b")
         assert engine.kv.stats().reused_blocks == 0
@@ -206,6 +207,7 @@ def test_persistence_needs_a_known_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
 def test_damaged_blocks_are_computed_again(tmp_path: Path, damage: str) -> None:
     with engine_with(disk=tmp_path) as engine:
+        always_onboard(engine)
         one_round(engine)
         for path in sorted((tmp_path / FOLDER).glob("*.kvblock"))[::2]:
             if damage == "truncate":
