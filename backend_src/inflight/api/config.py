@@ -26,6 +26,12 @@ from inflight.api.executor_config import (
     KvCacheConfig,
     SchedulerConfig,
 )
+from inflight.api.kv_events import (
+    DEFAULT_BUFFER_STEPS,
+    DEFAULT_ENDPOINT,
+    KvEventFormat,
+    KvEventsConfig,
+)
 from inflight.api.unsupported_keys import UNSUPPORTED_KEYS
 from inflight.errors import ConfigError
 
@@ -119,6 +125,25 @@ class InflightConfig(BaseModel):
         le=1,
         description="Share of the memory free after the weights; unset: 0.9 on a GPU, 0.3 on a CPU",
     )
+    enable_kv_cache_events: bool = Field(
+        False, description="Publish what the KV cache stores and removes, for routers"
+    )
+    kv_events_endpoint: str = Field(
+        DEFAULT_ENDPOINT,
+        description="ZeroMQ endpoint of the events; they carry the token ids of prompts",
+    )
+    kv_events_replay_endpoint: str = Field(
+        "", description="ZeroMQ endpoint where missed events are asked for; empty: none"
+    )
+    kv_events_topic: str = Field(
+        "", description="First frame of each message; llm-d wants kv@POD@MODEL"
+    )
+    kv_events_format: KvEventFormat = Field(
+        KvEventFormat.MAP, description="map: Dynamo, vllm-router; array: llm-d, Dynamo"
+    )
+    kv_events_buffer_steps: int = Field(
+        DEFAULT_BUFFER_STEPS, ge=1, le=1_000_000, description="Messages kept for replay"
+    )
     default_max_tokens: int = Field(
         256, ge=1, description="max_tokens of a request that names none"
     )
@@ -199,8 +224,20 @@ class InflightConfig(BaseModel):
                 max_tokens=self.max_tokens_in_paged_kv_cache,
                 free_memory_fraction=self.kv_cache_free_gpu_mem_fraction,
             ),
+            kv_events_config=self._kv_events_config(),
             iter_stats_max_iterations=self.iter_stats_max_iterations,
             request_stats_max_iterations=self.request_stats_max_iterations,
+        )
+
+    def _kv_events_config(self) -> KvEventsConfig | None:
+        if not self.enable_kv_cache_events:
+            return None
+        return KvEventsConfig(
+            endpoint=self.kv_events_endpoint,
+            replay_endpoint=self.kv_events_replay_endpoint,
+            topic=self.kv_events_topic,
+            event_format=self.kv_events_format,
+            buffer_steps=self.kv_events_buffer_steps,
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from inflight.api.kv_events import KvEventsConfig
 from inflight.errors import ConfigError
 
 
@@ -99,6 +100,8 @@ class ExecutorConfig:
     """True: log-probs are renormalised over the candidates that survive top_k/top_p/min_p."""
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
+    kv_events_config: KvEventsConfig | None = None
+    """None: the events of the KV cache are not published."""
     iter_stats_max_iterations: int = 1000
     request_stats_max_iterations: int = 0
 

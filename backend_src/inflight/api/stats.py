@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any
 
-_RENAMED = {"iter_latency_ms": "iterLatencyMS", "timestamp": "timestamp"}
+_RENAMED = {
+    "iter_latency_ms": "iterLatencyMS",
+    "new_active_requests_queue_latency_ms": "newActiveRequestsQueueLatencyMS",
+}
 
 
 def _camel(name: str) -> str:
@@ -13,6 +17,10 @@ def _camel(name: str) -> str:
         return _RENAMED[name]
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)
+
+
+def _hit_rate(reused: int, missed: int) -> float:
+    return reused / (reused + missed) if reused + missed else 0.0
 
 
 class _Json:
@@ -26,8 +34,25 @@ class _Json:
             value = getattr(self, item.name)
             if isinstance(value, tuple):
                 value = [part.to_json() if isinstance(part, _Json) else part for part in value]
+            elif isinstance(value, Enum):
+                value = value.value
             out[_camel(item.name)] = value.to_json() if isinstance(value, _Json) else value
         return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTierStats(_Json):
+    """One tier below the primary pool: its bytes now, and what moved since the start."""
+
+    tier: str
+    """"host" or "disk"."""
+    max_bytes: int
+    used_bytes: int = 0
+    num_blocks: int = 0
+    offloaded_bytes: int = 0
+    """Written into it."""
+    onboarded_bytes: int = 0
+    """Brought back from it into the primary pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +68,43 @@ class KvCacheStats(_Json):
     reused_blocks: int = 0
     missed_blocks: int = 0
     evicted_blocks: int = 0
+    tiers: tuple[KvTierStats, ...] = ()
+    """Where evicted blocks go; empty: nowhere, they are lost."""
 
     @property
     def cache_hit_rate(self) -> float:
         """Reused / (reused + missed); 0.0 before anything was looked up."""
-        looked_up = self.reused_blocks + self.missed_blocks
-        return self.reused_blocks / looked_up if looked_up else 0.0
+        return _hit_rate(self.reused_blocks, self.missed_blocks)
 
     def to_json(self) -> dict[str, Any]:
         return _Json.to_json(self) | {"cacheHitRate": self.cache_hit_rate}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventStats(_Json):
+    """What was published of the KV cache's events, since the start."""
+
+    num_messages: int = 0
+    num_published_events: int = 0
+    num_dropped_events: int = 0
+    """Changes for which the queue had no room: told later, as a difference of the whole state."""
+    num_replays: int = 0
+    num_refused_replays: int = 0
+    """Malformed requests on the replay endpoint."""
+
+
+class BindingLimit(Enum):
+    """What kept an iteration from computing more."""
+
+    ROWS = "rows"
+    """``max_batch_size`` requests were started (or a static batch was draining), others waited."""
+    TOKENS = "tokens"
+    """A request that may run got no tokens, or not all it wanted: ``max_num_tokens``, or the
+    latency target."""
+    BLOCKS = "blocks"
+    """Requests were paused, or waited, for KV blocks."""
+    QUEUE = "queue"
+    """Nothing: every request in the engine got what it wanted. More load would fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +118,11 @@ class InflightBatchingStats(_Json):
     num_ctx_tokens: int = 0
     micro_batch_id: int = 0
     avg_num_decoded_tokens_per_iter: float = 0.0
+    row_fill: float = 0.0
+    """Scheduled requests / ``max_batch_size``, 0..1."""
+    token_fill: float = 0.0
+    """Computed tokens / ``max_num_tokens``, 0..1."""
+    binding_limit: BindingLimit = BindingLimit.QUEUE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +136,9 @@ class IterationStats(_Json):
     token_gap_seconds: float = 0.0
     """Time since the iteration before, if both generated: the inter-token latency of the streams
     that were running in both; 0.0 otherwise."""
+    new_active_requests_queue_latency_ms: float = 0.0
+    """Time in the queue, summed over the requests that started for the first time since the last
+    recorded iteration."""
     num_new_active_requests: int = 0
     num_active_requests: int = 0
     """Requests in the engine: started and queued."""
@@ -85,7 +146,12 @@ class IterationStats(_Json):
     num_completed_requests: int = 0
     max_num_active_requests: int = 0
     max_batch_size_static: int = 0
+    max_batch_size_tuner_recommended: int = 0
+    """Always 0, as in TensorRT-LLM without a tuner."""
+    max_batch_size_runtime: int = 0
     max_num_tokens_static: int = 0
+    max_num_tokens_tuner_recommended: int = 0
+    max_num_tokens_runtime: int = 0
     cpu_mem_usage: int = 0
     """Resident bytes of the process."""
     gpu_mem_usage: int = 0
@@ -105,12 +171,23 @@ class RequestStats(_Json):
     """QUEUED, CONTEXT_IN_PROGRESS, GENERATION_IN_PROGRESS or GENERATION_COMPLETE."""
     context_prefill_position: int
     num_generated_tokens: int
+    avg_num_decoded_tokens_per_iter: float = 0.0
+    """1.0 once it generates: no more than one token an iteration."""
     scheduled: bool
     paused: bool
     alloc_total_blocks_per_request: int = 0
     alloc_new_blocks_per_request: int = 0
     reused_blocks_per_request: int = 0
     missed_blocks_per_request: int = 0
+
+    @property
+    def kv_cache_hit_rate_per_request(self) -> float:
+        """Reused / (reused + missed); 0.0 before anything was looked up."""
+        return _hit_rate(self.reused_blocks_per_request, self.missed_blocks_per_request)
+
+    def to_json(self) -> dict[str, Any]:
+        rate = self.kv_cache_hit_rate_per_request
+        return _Json.to_json(self) | {"kvCacheHitRatePerRequest": rate}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

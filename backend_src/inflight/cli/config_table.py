@@ -27,6 +27,11 @@ EXECUTOR_FIELDS: dict[str, str] = {
     "enable_kv_cache_reuse": "KvCacheConfig.enable_block_reuse",
     "max_tokens_in_paged_kv_cache": "KvCacheConfig.max_tokens",
     "kv_cache_free_gpu_mem_fraction": "KvCacheConfig.free_memory_fraction",
+    "kv_events_endpoint": "KvEventsConfig.endpoint",
+    "kv_events_replay_endpoint": "KvEventsConfig.replay_endpoint",
+    "kv_events_topic": "KvEventsConfig.topic",
+    "kv_events_format": "KvEventsConfig.event_format",
+    "kv_events_buffer_steps": "KvEventsConfig.buffer_steps",
 }
 """Key to the field of the Executor's dataclasses that it becomes."""
 

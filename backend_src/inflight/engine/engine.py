@@ -22,7 +22,7 @@ from inflight.engine.record import RequestRecord
 from inflight.engine.responder import Responder
 from inflight.engine.statistics import StatsRecorder
 from inflight.errors import QueueFullError, ShuttingDownError
-from inflight.kv_cache.manager import KvCacheManager
+from inflight.kv_cache import BlockObserver, KvCacheManager
 from inflight.model.packing import Packer
 from inflight.model.runner import ModelRunner
 from inflight.sampling.kernels import SamplingKernels
@@ -48,10 +48,11 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         lane: ForwardLane | None = None,
         sampling_kernels: SamplingKernels | None = None,
+        observers: Sequence[BlockObserver] = (),
     ) -> None:
         """``runner`` is loaded and has no KV cache yet; ``lane`` carries its forwards (None: no
-        other thread does); ``sampling_kernels`` None: numpy's. Raises ConfigError where a limit of
-        ``config`` cannot be held."""
+        other thread does); ``sampling_kernels`` None: numpy's; ``observers`` hear of the KV cache.
+        Raises ConfigError where a limit of ``config`` cannot be held."""
         self.config = config
         self._tokenizer = tokenizer
         self._end_ids = tuple(end_ids)
@@ -69,7 +70,9 @@ class Engine:
         )
         self.inbox, self.outbox = Inbox(), Outbox()
         self.stats = StatsRecorder(config)
-        self.kv = KvCacheManager(num_blocks, config.kv_cache_config, clock=clock)
+        self.kv = KvCacheManager(
+            num_blocks, config.kv_cache_config, clock=clock, observers=observers
+        )
         self.loop = IterationLoop(
             self._make_parts(runner, lane or InlineLane(), sampling_kernels), clock
         )

@@ -194,7 +194,9 @@ class IterationLoop:
         for chunk in plan.context:
             if not chunk.request.is_started:
                 record = self.book.record_of(chunk.request)
-                record.first_scheduled_time = record.first_scheduled_time or now
+                if not record.first_scheduled_time:
+                    record.first_scheduled_time = now
+                    self.parts.stats.count_started(now - chunk.request.arrival_time)
                 self.book.start(chunk.request)
 
     def _prepare(self, plan: ScheduledBatch, extents: Sequence[KvExtent]) -> ForwardWork:
