@@ -40,12 +40,16 @@ class _Json:
         return out
 
 
+TIERS = ("host", "disk")
+"""Below the primary pool, the nearest first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTierStats(_Json):
     """One tier below the primary pool: its bytes now, and what moved since the start."""
 
     tier: str
-    """"host" or "disk"."""
+    """One of TIERS."""
     max_bytes: int
     used_bytes: int = 0
     num_blocks: int = 0

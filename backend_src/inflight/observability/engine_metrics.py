@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from inflight.api.response import FinishReason, RequestPerfMetrics
-from inflight.api.stats import InflightBatchingStats, IterationStats, KvCacheStats
+from inflight.api.stats import InflightBatchingStats, IterationStats, KvCacheStats, KvEventStats
 from inflight.errors import (
     DuplicateRequestError,
     InvalidRequestError,
@@ -88,9 +89,13 @@ class EngineMetrics:
         for each in stats:
             if each.token_gap_seconds > 0:
                 ledger.observe(families.INTER_TOKEN_LATENCY, each.token_gap_seconds)
-            ledger.add(families.PAUSES, each.inflight_batching_stats.num_paused_requests)
+            batch = each.inflight_batching_stats
+            ledger.add(families.PAUSES, batch.num_paused_requests)
+            ledger.add(families.ITERATIONS, 1, batch.binding_limit.value)
         if not stats:
             return
+        batches = [each.inflight_batching_stats for each in stats]
+        self._fill(fmean(b.row_fill for b in batches), fmean(b.token_fill for b in batches))
         last = stats[-1]
         self._batch(last.num_active_requests, last.inflight_batching_stats)
         ledger.set(families.REQUESTS, "max", last.max_num_active_requests)
@@ -103,6 +108,7 @@ class EngineMetrics:
     def idle(self) -> None:
         """Nothing is in flight. A cancelled request leaves no iteration that would say so."""
         self._batch(0, InflightBatchingStats())
+        self._fill(0.0, 0.0)
 
     def kv_cache(self, stats: KvCacheStats) -> None:
         """How the KV cache stands now."""
@@ -120,9 +126,24 @@ class EngineMetrics:
         ledger.raise_to(families.EVICTED_BLOCKS, stats.evicted_blocks)
         ledger.raise_to(families.REUSED_BLOCKS, stats.reused_blocks)
         ledger.raise_to(families.MISSED_BLOCKS, stats.missed_blocks)
+        ledger.set(families.HIT_RATE, "", stats.cache_hit_rate)
+        for tier in stats.tiers:
+            ledger.set(families.TIER_MAX_BYTES, tier.tier, tier.max_bytes)
+            ledger.set(families.TIER_USED_BYTES, tier.tier, tier.used_bytes)
+            ledger.raise_to(families.OFFLOADED_BYTES, tier.offloaded_bytes, tier.tier)
+            ledger.raise_to(families.ONBOARDED_BYTES, tier.onboarded_bytes, tier.tier)
+
+    def kv_events(self, stats: KvEventStats) -> None:
+        """What was published of the KV cache's events so far."""
+        self._ledger.raise_to(families.KV_EVENTS, stats.num_published_events, "published")
+        self._ledger.raise_to(families.KV_EVENTS, stats.num_dropped_events, "dropped")
 
     def drain(self) -> list[Update]:
         return self._ledger.drain()
+
+    def _fill(self, rows: float, tokens: float) -> None:
+        self._ledger.set(families.BATCH_FILL, "rows", rows)
+        self._ledger.set(families.BATCH_FILL, "tokens", tokens)
 
     def _batch(self, num_active: int, batch: InflightBatchingStats) -> None:
         ledger = self._ledger
