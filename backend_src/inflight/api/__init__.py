@@ -8,6 +8,7 @@ from inflight.api.executor_config import (
     SchedulerConfig,
 )
 from inflight.api.kv import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from inflight.api.kv_events import KvEventFormat, KvEventsConfig
 from inflight.api.request import OutputConfig, Request, SamplingConfig
 from inflight.api.response import FinishReason, RequestPerfMetrics, Response, Result
 
@@ -18,6 +19,8 @@ __all__ = [
     "FinishReason",
     "KvCacheConfig",
     "KvCacheRetentionConfig",
+    "KvEventFormat",
+    "KvEventsConfig",
     "OutputConfig",
     "Request",
     "RequestPerfMetrics",

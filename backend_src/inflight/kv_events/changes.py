@@ -95,7 +95,8 @@ class ChangeQueue:
             self._has_dropped = True
         else:
             self._changes.append(change)
-        self._condition.notify()
+        if len(self._changes) <= 1:  # otherwise it was woken before
+            self._condition.notify()
 
     def wait(self) -> bool:
         """Until there is something to take; False once the queue is closed."""
