@@ -116,6 +116,8 @@ class ExecutorConfig:
             raise ConfigError(f"max_beam_width: {self.max_beam_width}: only 1 is served")
         if self.scheduler_config.target_inter_token_ms and not self.enable_chunked_context:
             raise ConfigError("target_inter_token_ms: needs enable_chunked_context")
+        if self.kv_events_config is not None and not self.kv_cache_config.enable_block_reuse:
+            raise ConfigError("enable_kv_cache_events: needs enable_kv_cache_reuse")
         least = self.max_batch_size + self.kv_cache_config.tokens_per_block
         if self.enable_chunked_context and self.max_num_tokens < least:
             raise ConfigError(

@@ -12,7 +12,8 @@ import pytest
 import zmq
 
 from inflight.api import KvCacheConfig
-from inflight.api.kv_events import KvEventsConfig
+from inflight.api.config import InflightConfig
+from inflight.api.kv_events import KvEventFormat, KvEventsConfig
 from inflight.errors import ConfigError
 from inflight.kv_cache import KvCacheManager
 from inflight.kv_events import make_publisher
@@ -269,6 +270,32 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=rf"needs {library}: pip install 'inflight\[events\]'"):
         make_publisher(KvEventsConfig(), T)
+
+
+def test_events_of_a_cache_that_reuses_nothing_are_refused() -> None:
+    config = InflightConfig(enable_kv_cache_events=True, enable_kv_cache_reuse=False)
+    with pytest.raises(ConfigError, match="enable_kv_cache_events: needs enable_kv_cache_reuse"):
+        config.executor_config(max_seq_len=100)
+
+
+def test_the_keys_become_the_executors_fields_and_nothing_is_published_by_default() -> None:
+    assert InflightConfig().executor_config(max_seq_len=100).kv_events_config is None
+    config = InflightConfig.load(
+        environment={
+            "INFLIGHT_ENABLE_KV_CACHE_EVENTS": "true",
+            "INFLIGHT_KV_EVENTS_REPLAY_ENDPOINT": "tcp://127.0.0.1:5558",
+            "INFLIGHT_KV_EVENTS_TOPIC": "kv@pod@model",
+            "INFLIGHT_KV_EVENTS_FORMAT": "array",
+            "INFLIGHT_KV_EVENTS_BUFFER_STEPS": "7",
+        }
+    )
+    assert config.executor_config(max_seq_len=100).kv_events_config == KvEventsConfig(
+        endpoint="tcp://127.0.0.1:5557",
+        replay_endpoint="tcp://127.0.0.1:5558",
+        topic="kv@pod@model",
+        event_format=KvEventFormat.ARRAY,
+        buffer_steps=7,
+    )
 
 
 @pytest.mark.parametrize(
