@@ -9,6 +9,9 @@ import numpy as np
 from inflight.kv_events.changes import CachedBlock, Change
 from inflight.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 
+CLEARED: tuple[KvEvent, ...] = (AllBlocksCleared(),)
+"""What an engine says first, and last."""
+
 _Name = tuple[bytes, str]
 """Digest and medium of an announced block."""
 
@@ -72,10 +75,6 @@ class Announcer:
             self._tokens_per_block,
             run[0].medium,
         )
-
-
-CLEARED: tuple[KvEvent, ...] = (AllBlocksCleared(),)
-"""What a new engine says first."""
 
 
 def _continues(last: CachedBlock, change: Change) -> bool:

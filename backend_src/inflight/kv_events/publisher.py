@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -122,11 +123,11 @@ class KvEventPublisher:
             changes = self._announcer.changes_to(all_blocks)
         self._tell(changes)
 
-    def _tell(self, changes: list[Change]) -> None:
+    def _tell(self, changes: Sequence[Change]) -> None:
         for start in range(0, len(changes), MAX_CHANGES):
             self._send(self._announcer.events(changes[start : start + MAX_CHANGES]))
 
-    def _send(self, events: list[KvEvent] | tuple[KvEvent, ...]) -> None:
+    def _send(self, events: Sequence[KvEvent]) -> None:
         if not events:
             return
         payload = encode_batch(time.time(), events, self._config.event_format)
@@ -146,7 +147,7 @@ class KvEventPublisher:
             logger.error("missed KV events can no longer be asked for", exc_info=error)
 
 
-def _thread(name: str, target: Any) -> threading.Thread:
+def _thread(name: str, target: Callable[[], None]) -> threading.Thread:
     return threading.Thread(target=target, name=name, daemon=True)
 
 
