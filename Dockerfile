@@ -20,7 +20,7 @@ RUN python3 -m pip install -c constraints.txt torch transformers \
 
 COPY pyproject.toml README.md LICENSE ./
 COPY backend_src backend_src
-RUN python3 -m pip install -c constraints.txt . \
+RUN python3 -m pip install -c constraints.txt ".[events]" \
     && useradd --create-home --uid 10001 inflight
 COPY model_repository model_repository
 

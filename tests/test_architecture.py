@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "batch": {"api", "errors"},
     "checkpoint": {"native", "api", "errors"},  # native: its converter process alone
     "kv_cache": {"api", "errors"},
+    "kv_events": {"kv_cache", "api", "errors"},
     "scheduler": {"batch", "api", "errors"},
     "kernels": {"errors"},
     "native": {"errors"},
@@ -32,8 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulator": {"engine", "scheduler", "kv_cache", "batch", "api", "errors"},
     "executor": {
-        "engine", "scheduler", "model", "sampling", "text", "kv_cache", "checkpoint", "batch",
-        "observability", "api", "errors",
+        "engine", "scheduler", "model", "sampling", "text", "kv_cache", "kv_events", "checkpoint",
+        "batch", "observability", "api", "errors",
     },
     "tritonserver": {
         "executor", "text", "checkpoint", "observability", "api", "errors",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from inflight.api import ExecutorConfig, KvCacheConfig, KvTiersConfig, Request
 from inflight.api.config import InflightConfig
-from inflight.api.stats import KvTiersStats
+from inflight.api.stats import KvCacheStats
 from inflight.checkpoint import prepare_checkpoint
 from inflight.executor import Executor
 from inflight.model.factory import load_runner
@@ -36,7 +36,8 @@ class Outcome:
     first_tokens: list[float]
     """Seconds to the first token of each request after the first round."""
     hit_rate: float
-    tiers: KvTiersStats | None
+    kv: KvCacheStats
+    """At the end."""
 
 
 def load(arguments: argparse.Namespace) -> tuple[ModelRunner, str]:
@@ -83,8 +84,7 @@ def run(executor: Executor, prompts: list[list[int]], rounds: int, *, warm: bool
     reused = after.reused_blocks - before.reused_blocks
     looked_up = reused + after.missed_blocks - before.missed_blocks
     executor.shutdown()
-    iterations = executor.get_latest_iteration_stats()
-    return Outcome(first_tokens, reused / looked_up, iterations[-1].kv_tiers_stats)
+    return Outcome(first_tokens, reused / looked_up, after)
 
 
 def report(name: str, outcome: Outcome, base: Outcome) -> None:
@@ -94,17 +94,20 @@ def report(name: str, outcome: Outcome, base: Outcome) -> None:
         f"{name:14} hit rate {outcome.hit_rate:.3f}, TTFT median {median * 1000:7.1f} ms, "
         f"slowest {max(outcome.first_tokens) * 1000:7.1f} ms, {ratio:5.2f}x as fast as without"
     )
-    tiers = outcome.tiers
-    if tiers is None:
+    for tier in outcome.kv.tiers:
+        print(
+            f"{'':14} {tier.tier}: offloaded {tier.offloaded_bytes >> 20} MiB, onboarded "
+            f"{tier.onboarded_bytes >> 20} MiB, dropped {tier.dropped_blocks} blocks"
+        )
+    onboarding = outcome.kv.onboarding
+    if onboarding is None:
         return
-    rates = (tiers.host_bytes_per_second, tiers.disk_bytes_per_second)
+    rates = (onboarding.host_bytes_per_second, onboarding.disk_bytes_per_second)
     host, disk = ("-" if rate is None else f"{rate / 1e9:.2f} GB/s" for rate in rates)
-    context = tiers.context_tokens_per_second or 0.0
     print(
-        f"{'':14} offloaded {tiers.offloaded_bytes >> 20} MiB, onboarded "
-        f"{tiers.onboarded_host_blocks} + {tiers.onboarded_disk_blocks} blocks, dropped "
-        f"{tiers.dropped_blocks}, computed instead {tiers.recompute_decisions}, late "
-        f"{tiers.late_loads}; host {host}, disk {disk}, context {context:.0f} tokens/s"
+        f"{'':14} computed instead {onboarding.recompute_decisions}, late {onboarding.late_loads}; "
+        f"host {host}, disk {disk}, "
+        f"context {onboarding.context_tokens_per_second or 0.0:.0f} tokens/s"
     )
 
 

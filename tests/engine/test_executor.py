@@ -11,6 +11,7 @@ from inflight.api import (
     OutputConfig,
     Request,
 )
+from inflight.api.stats import BindingLimit
 from tests.fakes.arithmetic_runner import VOCAB_SIZE, expected_tokens
 from tests.fakes.executors import make_executor
 
@@ -153,3 +154,16 @@ def test_statistics_add_up() -> None:
     assert {"iterLatencyMS", "kvCacheStats", "inflightBatchingStats"} <= as_json.keys()
     assert as_json["kvCacheStats"]["maxNumBlocks"] == 200
     assert requests and requests[0].request_stats[0].stage == "CONTEXT_IN_PROGRESS"
+
+
+def test_statistics_say_how_full_a_batch_is_and_what_would_fill_it() -> None:
+    with make_executor(max_num_tokens=12) as executor:
+        executor.generate([[1] * 20, [2, 3]], max_tokens=6)
+        stats = executor.get_latest_iteration_stats()
+    batches = [s.inflight_batching_stats for s in stats]
+    assert batches[0].row_fill == batches[0].num_scheduled_requests / 8
+    assert batches[0].token_fill == 1.0
+    assert batches[0].binding_limit is BindingLimit.TOKENS
+    assert batches[-1].binding_limit is BindingLimit.QUEUE and batches[-1].token_fill < 0.2
+    assert sum(s.new_active_requests_queue_latency_ms for s in stats) > 0
+    assert stats[0].max_num_tokens_runtime == 12 and stats[0].max_batch_size_runtime == 8

@@ -22,7 +22,7 @@ from inflight.api import (
     Request,
     SchedulerConfig,
 )
-from inflight.api.stats import KvTiersStats
+from inflight.api.stats import KvOnboardingStats, KvTierStats
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor import Executor
@@ -99,9 +99,20 @@ def ask(
         assert answers[request_id] == expected_tokens(prompt, max_tokens)
 
 
-def stats(engine: Engine) -> KvTiersStats:
-    assert engine.onboarder is not None
-    return engine.onboarder.tiers.stats()
+def tier(engine: Engine, name: str) -> KvTierStats:
+    (found,) = (each for each in engine.kv_cache_stats().tiers if each.tier == name)
+    return found
+
+
+def onboarding(engine: Engine) -> KvOnboardingStats:
+    stats = engine.kv_cache_stats().onboarding
+    assert stats is not None
+    return stats
+
+
+def onboarded(engine: Engine, name: str) -> int:
+    """Blocks."""
+    return tier(engine, name).onboarded_bytes // BLOCK_BYTES
 
 
 def settle(engine: Engine) -> None:
@@ -144,12 +155,12 @@ def test_a_working_set_three_times_the_pool_hits_as_far_as_the_tiers_reach(tmp_p
     with engine_with(host_blocks=100) as engine:
         always_onboard(engine)
         host = rounds(engine, 2)
-        assert stats(engine).onboarded_host_blocks > 0
-        assert stats(engine).onboarded_disk_blocks == 0
+        assert onboarded(engine, "host") > 0
+        assert [each.tier for each in engine.kv_cache_stats().tiers] == ["host"]
     with engine_with(host_blocks=12, disk=tmp_path) as engine:
         always_onboard(engine)
         both = rounds(engine, 2)
-        assert stats(engine).onboarded_disk_blocks > 0
+        assert onboarded(engine, "disk") > 0
     print(f"hit rate: none {without:.2f}, host {small_host:.2f} / {host:.2f}, + disk {both:.2f}")
     assert without == small_host == 0, "a cycle larger than an LRU cache never hits"
     # Of 6 blocks of a prompt the last is never reused whole, as one token is left to compute.
@@ -169,7 +180,7 @@ def test_prompts_together_get_the_right_text_from_the_tiers(tmp_path: Path) -> N
         for _ in range(4):
             ask(engine, PROMPTS)
             settle(engine)
-        assert stats(engine).onboarded_disk_blocks > 0
+        assert onboarded(engine, "disk") > 0
 
 
 def test_a_persisted_disk_is_used_after_a_restart_and_salts_stay_apart(tmp_path: Path) -> None:
@@ -183,7 +194,7 @@ def test_a_persisted_disk_is_used_after_a_restart_and_salts_stay_apart(tmp_path:
         ask(engine, [PROMPTS[0]], salt="b")
         assert engine.kv.stats().reused_blocks == 0
         ask(engine, [PROMPTS[0]], salt="a")
-        assert stats(engine).onboarded_disk_blocks == 5
+        assert onboarded(engine, "disk") == 5
         assert engine.kv.stats().reused_blocks == 5
 
 
@@ -192,8 +203,8 @@ def test_another_model_finds_nothing(tmp_path: Path) -> None:
         one_round(engine)
     with engine_with(disk=tmp_path, persist=True, identity="another") as engine:
         ask(engine, PROMPTS)
-        assert stats(engine).onboarded_disk_blocks == 0
-        assert stats(engine).disk_bad_files > 0
+        assert onboarded(engine, "disk") == 0
+        assert tier(engine, "disk").bad_files > 0
 
 
 def test_persistence_needs_a_known_model(tmp_path: Path) -> None:
@@ -220,7 +231,7 @@ def test_damaged_blocks_are_computed_again(tmp_path: Path, damage: str) -> None:
                 path.unlink()
         for prompt in PROMPTS:
             ask(engine, [prompt])
-        assert (stats(engine).disk_bad_files > 0) == (damage != "delete")
+        assert (tier(engine, "disk").bad_files > 0) == (damage != "delete")
 
 
 class SlowDisk:
@@ -248,7 +259,7 @@ def test_a_slow_disk_holds_up_one_request_for_as_long_as_computing_takes(tmp_pat
             cost.bandwidth[Place.DISK].observe(10**9, 1.0)
         disk = SlowDisk(engine)
         ask(engine, [PROMPTS[0]])
-        assert disk.is_read and stats(engine).late_loads == 1
+        assert disk.is_read and onboarding(engine).late_loads == 1
         ask(engine, [PROMPTS[5]])
 
 
@@ -289,13 +300,14 @@ def test_where_computing_is_faster_nothing_is_brought_back() -> None:
         for _ in range(50):
             cost.bandwidth[Place.HOST].observe(1, 1.0)
         ask(engine, [PROMPTS[0]])
-        assert stats(engine).onboarded_blocks == 0 and stats(engine).recompute_decisions == 1
+        assert onboarded(engine, "host") == 0
+        assert onboarding(engine).recompute_decisions == 1
 
 
 def test_nothing_is_brought_back_where_that_is_off() -> None:
     with engine_with(host_blocks=100, onboard=False) as engine:
         assert rounds(engine, 1) == 0
-        assert stats(engine).offloaded_blocks > 0 and stats(engine).onboarded_blocks == 0
+        assert tier(engine, "host").offloaded_bytes > 0 and onboarded(engine, "host") == 0
 
 
 @pytest.mark.parametrize("pause_policy", KvCachePausePolicy)
@@ -319,7 +331,7 @@ def test_paused_requests_come_back_as_their_policy_says(pause_policy: KvCachePau
             for each in engine.stats.take_iterations()
         )
         assert pauses > 0, "the pool was meant to be too small"
-        came_back = stats(engine).onboarded_host_blocks > 0
+        came_back = onboarded(engine, "host") > 0
         assert came_back == (pause_policy is not KvCachePausePolicy.RECOMPUTE)
 
 
@@ -329,6 +341,20 @@ def test_a_host_tier_larger_than_memory_is_refused() -> None:
         engine_with(host_blocks=1 << 50),
     ):
         pass
+
+
+@pytest.mark.parametrize("key", ["kv_cache_host_memory_bytes", "kv_cache_disk_bytes"])
+def test_a_tier_smaller_than_a_block_is_refused(tmp_path: Path, key: str) -> None:
+    field = key.removeprefix("kv_cache_")
+    tiers = KvTiersConfig(disk_path=str(tmp_path), **{field: BLOCK_BYTES - 1})  # type: ignore[arg-type]
+    config = ExecutorConfig(
+        max_seq_len=16,
+        kv_cache_config=KvCacheConfig(
+            tokens_per_block=TOKENS_PER_BLOCK, num_blocks=NUM_BLOCKS, tiers=tiers
+        ),
+    )
+    with pytest.raises(ConfigError, match=key):
+        Engine(ArithmeticRunner(), config)
 
 
 def test_an_executor_answers_from_its_tiers_and_ends_their_threads(tmp_path: Path) -> None:
@@ -351,8 +377,10 @@ def test_an_executor_answers_from_its_tiers_and_ends_their_threads(tmp_path: Pat
             ):
                 assert list(output.token_ids) == expected_tokens(prompt, MAX_TOKENS)
         last = executor.get_latest_iteration_stats()[-1]
-    assert last.kv_tiers_stats is not None and last.kv_tiers_stats.offloaded_blocks > 0
-    assert last.to_json()["kvTiersStats"]["host"]["maxBytes"] == 4 * BLOCK_BYTES
+    host, disk = last.to_json()["kvCacheStats"]["tiers"]
+    assert (host["tier"], host["maxBytes"]) == ("host", 4 * BLOCK_BYTES)
+    assert host["offloadedBytes"] > 0 and disk["offloadedBytes"] > 0
+    assert last.to_json()["kvCacheStats"]["onboarding"]["hostBytesPerSecond"] is not None
     assert set(threading.enumerate()) == before
 
 
@@ -375,5 +403,5 @@ def test_blocks_that_cannot_be_written_are_computed_again() -> None:
         one_round(engine)
         runner.is_broken = True
         ask(engine, [PROMPTS[0]])
-        assert stats(engine).onboarded_blocks == 0
+        assert onboarded(engine, "host") == 0
         assert engine.kv.stats().reused_blocks == 0

@@ -10,6 +10,7 @@ from inflight.api import (
     ContextChunkingPolicy,
     ExecutorConfig,
     KvCacheConfig,
+    KvTiersConfig,
     SchedulerConfig,
 )
 from inflight.executor import Executor
@@ -23,6 +24,7 @@ def make_executor(
     chunking: ContextChunkingPolicy = ContextChunkingPolicy.FIRST_COME_FIRST_SERVED,
     num_blocks: int = 200,
     tokens_per_block: int = 4,
+    tiers: KvTiersConfig | None = None,
     end_ids: tuple[int, ...] = (),
     **limits: object,
 ) -> Executor:
@@ -37,7 +39,11 @@ def make_executor(
         scheduler_config=SchedulerConfig(
             capacity_scheduler_policy=policy, context_chunking_policy=chunking
         ),
-        kv_cache_config=KvCacheConfig(tokens_per_block=tokens_per_block, num_blocks=num_blocks),
+        kv_cache_config=KvCacheConfig(
+            tokens_per_block=tokens_per_block,
+            num_blocks=num_blocks,
+            tiers=tiers or KvTiersConfig(),
+        ),
     )
     return Executor(runner or ArithmeticRunner(), config, end_ids=end_ids)
 

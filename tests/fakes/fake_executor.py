@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from inflight.api.executor_config import ExecutorConfig
 from inflight.api.request import Request
 from inflight.api.response import FinishReason, RequestPerfMetrics, Response, Result
-from inflight.api.stats import IterationStats, KvCacheStats
+from inflight.api.stats import IterationStats, KvCacheStats, KvEventStats
 from inflight.errors import RequestError, RequestFailedError, ShuttingDownError
 
 
@@ -45,6 +45,7 @@ class FakeExecutor:
         """Raised by the next enqueue_request calls."""
         self.num_enqueues_before_refusal = 0
         self.iteration_stats: list[IterationStats] = []
+        self.kv_events: KvEventStats | None = None
         self.kv = KvCacheStats(
             max_num_blocks=100, free_num_blocks=100, used_num_blocks=0, tokens_per_block=32
         )
@@ -86,6 +87,9 @@ class FakeExecutor:
 
     def kv_cache_stats(self) -> KvCacheStats:
         return self.kv
+
+    def kv_event_stats(self) -> KvEventStats | None:
+        return self.kv_events
 
     def shutdown(self, timeout: float = 30.0) -> None:
         self.is_shut_down = True

@@ -16,6 +16,11 @@ GAUGES = {
         "total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests",
     },
     "nv_trt_llm_general_metrics": {"timestamp", "iteration_counter"},
+    "inflight_batch_fill": {"rows", "tokens"},
+    "inflight_iterations_total": {"rows", "tokens", "blocks", "queue"},
+    "inflight_kv_tier_used_bytes": {"host", "disk"},
+    "inflight_kv_lost_blocks_total": {"dropped", "io_error", "bad_file"},
+    "inflight_kv_events_total": {"published", "dropped"},
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from inflight.api.executor_config import (
     SchedulerConfig,
 )
 from inflight.api.kv import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from inflight.api.kv_events import KvEventFormat, KvEventsConfig
 from inflight.api.request import OutputConfig, Request, SamplingConfig
 from inflight.api.response import FinishReason, RequestPerfMetrics, Response, Result
 
@@ -21,6 +22,8 @@ __all__ = [
     "KvCacheConfig",
     "KvCachePausePolicy",
     "KvCacheRetentionConfig",
+    "KvEventFormat",
+    "KvEventsConfig",
     "KvTiersConfig",
     "OutputConfig",
     "Request",

@@ -16,9 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from inflight.api.config_sources import (
+    CONFIG_FILE_VARIABLE,
+    from_environment,
+    from_file,
+    from_parameters,
+)
 from inflight.api.executor_config import (
     CapacitySchedulerPolicy,
     ContextChunkingPolicy,
@@ -28,13 +33,14 @@ from inflight.api.executor_config import (
     KvTiersConfig,
     SchedulerConfig,
 )
+from inflight.api.kv_events import (
+    DEFAULT_BUFFER_STEPS,
+    DEFAULT_ENDPOINT,
+    KvEventFormat,
+    KvEventsConfig,
+)
 from inflight.api.unsupported_keys import UNSUPPORTED_KEYS
 from inflight.errors import ConfigError
-
-ENVIRONMENT_PREFIX = "INFLIGHT_"
-CONFIG_FILE_VARIABLE = "INFLIGHT_CONFIG"
-
-_TRITON_OWN_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 
 
 class InflightConfig(BaseModel):
@@ -141,6 +147,25 @@ class InflightConfig(BaseModel):
     kv_cache_onboard_blocks: bool = Field(
         True, description="Bring offloaded KV blocks back on a hit; false: only offload"
     )
+    enable_kv_cache_events: bool = Field(
+        False, description="Publish what the KV cache stores and removes, for routers"
+    )
+    kv_events_endpoint: str = Field(
+        DEFAULT_ENDPOINT,
+        description="ZeroMQ endpoint of the events; they carry the token ids of prompts",
+    )
+    kv_events_replay_endpoint: str = Field(
+        "", description="ZeroMQ endpoint where missed events are asked for; empty: none"
+    )
+    kv_events_topic: str = Field(
+        "", description="First frame of each message; llm-d wants kv@POD@MODEL"
+    )
+    kv_events_format: KvEventFormat = Field(
+        KvEventFormat.MAP, description="map: Dynamo, vllm-router; array: llm-d, Dynamo"
+    )
+    kv_events_buffer_steps: int = Field(
+        DEFAULT_BUFFER_STEPS, ge=1, le=1_000_000, description="Messages kept for replay"
+    )
     default_max_tokens: int = Field(
         256, ge=1, description="max_tokens of a request that names none"
     )
@@ -185,9 +210,9 @@ class InflightConfig(BaseModel):
         path = file or environment.get(CONFIG_FILE_VARIABLE)
         values: dict[str, Any] = {}
         for source, pairs in (
-            (f"file {path}", _from_file(Path(path)) if path else {}),
-            ("environment", _from_environment(environment)),
-            ("model parameters", _from_parameters(parameters or {})),
+            (f"file {path}", from_file(Path(path)) if path else {}),
+            ("environment", from_environment(environment)),
+            ("model parameters", from_parameters(parameters or {})),
         ):
             for key in pairs:
                 _check_key(source, key)
@@ -229,14 +254,21 @@ class InflightConfig(BaseModel):
                     onboard_blocks=self.kv_cache_onboard_blocks,
                 ),
             ),
+            kv_events_config=self._kv_events_config(),
             iter_stats_max_iterations=self.iter_stats_max_iterations,
             request_stats_max_iterations=self.request_stats_max_iterations,
         )
 
-
-def environment_of(values: Mapping[str, object]) -> dict[str, str]:
-    """The environment variables that set these keys for a process started with them."""
-    return {ENVIRONMENT_PREFIX + key.upper(): str(value) for key, value in values.items()}
+    def _kv_events_config(self) -> KvEventsConfig | None:
+        if not self.enable_kv_cache_events:
+            return None
+        return KvEventsConfig(
+            endpoint=self.kv_events_endpoint,
+            replay_endpoint=self.kv_events_replay_endpoint,
+            topic=self.kv_events_topic,
+            event_format=self.kv_events_format,
+            buffer_steps=self.kv_events_buffer_steps,
+        )
 
 
 def process_environment() -> dict[str, str]:
@@ -252,36 +284,6 @@ def set_thread_defaults() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config file {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"config file {path}: not valid YAML: {error}") from None
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"config file {path}: must be a mapping of keys to values")
-    return {str(key): value for key, value in loaded.items()}
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        name[len(ENVIRONMENT_PREFIX) :].lower(): value
-        for name, value in environment.items()
-        if name.startswith(ENVIRONMENT_PREFIX) and name != CONFIG_FILE_VARIABLE and value != ""
-    }
-
-
-def _from_parameters(parameters: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in parameters.items()
-        if key not in _TRITON_OWN_PARAMETERS and value != ""
-    }
 
 
 def _check_key(source: str, key: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from inflight.api.kv_events import KvEventsConfig
 from inflight.errors import ConfigError
 
 
@@ -145,6 +146,8 @@ class ExecutorConfig:
     """True: log-probs are renormalised over the candidates that survive top_k/top_p/min_p."""
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
+    kv_events_config: KvEventsConfig | None = None
+    """None: the events of the KV cache are not published."""
     iter_stats_max_iterations: int = 1000
     request_stats_max_iterations: int = 0
 
@@ -159,6 +162,8 @@ class ExecutorConfig:
             raise ConfigError(f"max_beam_width: {self.max_beam_width}: only 1 is served")
         if self.scheduler_config.target_inter_token_ms and not self.enable_chunked_context:
             raise ConfigError("target_inter_token_ms: needs enable_chunked_context")
+        if self.kv_events_config is not None and not self.kv_cache_config.enable_block_reuse:
+            raise ConfigError("enable_kv_cache_events: needs enable_kv_cache_reuse")
         least = self.max_batch_size + self.kv_cache_config.tokens_per_block
         if self.enable_chunked_context and self.max_num_tokens < least:
             raise ConfigError(

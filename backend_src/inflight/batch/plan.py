@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from inflight.api.stats import BindingLimit
 from inflight.batch.llm_request import LlmRequest
 
 
@@ -47,6 +48,8 @@ class ScheduledBatch:
     context: tuple[ScheduledChunk, ...] = ()
     generation: tuple[ScheduledChunk, ...] = ()
     paused: tuple[LlmRequest, ...] = ()
+    binding_limit: BindingLimit = BindingLimit.QUEUE
+    """Why it does not do more."""
 
     @property
     def is_empty(self) -> bool:

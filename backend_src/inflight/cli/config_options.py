@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from inflight.api.config import InflightConfig, environment_of, process_environment
+from inflight.api.config import InflightConfig, process_environment
+from inflight.api.config_sources import environment_of
 from inflight.cli.config_keys import ConfigKey, config_keys
 
 _PARAMETER = "config_values"

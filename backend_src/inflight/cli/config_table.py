@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from inflight.api.config import ENVIRONMENT_PREFIX
+from inflight.api.config_sources import ENVIRONMENT_PREFIX
 from inflight.api.unsupported_keys import UNSUPPORTED_KEYS
 from inflight.cli.config_keys import config_keys
 
@@ -27,6 +27,17 @@ EXECUTOR_FIELDS: dict[str, str] = {
     "enable_kv_cache_reuse": "KvCacheConfig.enable_block_reuse",
     "max_tokens_in_paged_kv_cache": "KvCacheConfig.max_tokens",
     "kv_cache_free_gpu_mem_fraction": "KvCacheConfig.free_memory_fraction",
+    "kv_cache_host_memory_bytes": "KvTiersConfig.host_memory_bytes",
+    "kv_cache_disk_bytes": "KvTiersConfig.disk_bytes",
+    "kv_cache_disk_path": "KvTiersConfig.disk_path",
+    "kv_cache_disk_persist": "KvTiersConfig.disk_persist",
+    "kv_cache_pause_policy": "KvTiersConfig.pause_policy",
+    "kv_cache_onboard_blocks": "KvTiersConfig.onboard_blocks",
+    "kv_events_endpoint": "KvEventsConfig.endpoint",
+    "kv_events_replay_endpoint": "KvEventsConfig.replay_endpoint",
+    "kv_events_topic": "KvEventsConfig.topic",
+    "kv_events_format": "KvEventsConfig.event_format",
+    "kv_events_buffer_steps": "KvEventsConfig.buffer_steps",
 }
 """Key to the field of the Executor's dataclasses that it becomes."""
 
@@ -41,6 +52,8 @@ SHARED_WITH_TENSORRT_LLM = frozenset(
         "enable_kv_cache_reuse",
         "max_tokens_in_paged_kv_cache",
         "kv_cache_free_gpu_mem_fraction",
+        "kv_cache_host_memory_bytes",
+        "kv_cache_onboard_blocks",
         "exclude_input_in_output",
         "cancellation_check_period_ms",
         "stats_check_period_ms",

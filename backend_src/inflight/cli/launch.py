@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import inflight
-from inflight.api.config import CONFIG_FILE_VARIABLE, environment_of, process_environment
+from inflight.api.config import process_environment
+from inflight.api.config_sources import CONFIG_FILE_VARIABLE, environment_of
 from inflight.cli.errors import StartupError
 from inflight.cli.installation import TritonInstallation, libpython_directory
 from inflight.cli.ports import Endpoints

@@ -9,7 +9,8 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-from inflight.api.config import InflightConfig, environment_of, process_environment
+from inflight.api.config import InflightConfig, process_environment
+from inflight.api.config_sources import environment_of
 from inflight.checkpoint import Checkpoint, prepare_checkpoint
 from inflight.cli import preflight
 from inflight.cli.errors import StartupError

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from inflight.api.executor_config import ExecutorConfig
 from inflight.api.request import Request
+from inflight.api.stats import KvCacheStats
 from inflight.batch.llm_request import LlmRequest
 from inflight.engine.admission import EngineLimits, check_request
 from inflight.engine.inbox import Inbox
@@ -21,9 +22,9 @@ from inflight.engine.parts import EngineParts
 from inflight.engine.record import RequestRecord
 from inflight.engine.responder import Responder
 from inflight.engine.statistics import StatsRecorder
-from inflight.engine.tiers import Onboarder, make_tiers
+from inflight.engine.tiers import Onboarder, make_reporter, make_tiers
 from inflight.errors import QueueFullError, ShuttingDownError
-from inflight.kv_cache.manager import KvCacheManager
+from inflight.kv_cache import NO_OBSERVERS, CacheObservers, KvCacheManager
 from inflight.model.packing import Packer
 from inflight.model.runner import ModelRunner
 from inflight.sampling.kernels import SamplingKernels
@@ -50,12 +51,13 @@ class Engine:
         lane: ForwardLane | None = None,
         sampling_kernels: SamplingKernels | None = None,
         model_identity: str | None = None,
+        observers: CacheObservers = NO_OBSERVERS,
     ) -> None:
         """``runner`` is loaded and has no KV cache yet; ``lane`` carries its forwards (None: no
         other thread does); ``sampling_kernels`` None: numpy's; ``model_identity``: equal for equal
         weights in equal precision, so that KV on disk can be used again (None: by no other
-        process). Raises ConfigError where a limit of
-        ``config`` cannot be held."""
+        process); ``observers`` hear of the KV cache. Raises ConfigError where a limit of ``config``
+        cannot be held."""
         self.config = config
         self._tokenizer = tokenizer
         self._end_ids = tuple(end_ids)
@@ -76,13 +78,15 @@ class Engine:
         tiers = make_tiers(
             runner, config.kv_cache_config, model_identity=model_identity, clock=clock
         )
+        reporter = make_reporter(tiers, observers)
         self.kv = KvCacheManager(
             num_blocks,
             config.kv_cache_config,
             clock=clock,
-            observers=() if tiers is None else (tiers,),
+            # Who moves blocks down comes first: a block is told below before it is gone above.
+            observers=[o for o in (tiers, reporter, *observers.primary) if o is not None],
         )
-        self.onboarder = None if tiers is None else Onboarder(tiers, self.kv, config)
+        self.onboarder = None if tiers is None else Onboarder(tiers, self.kv, config, reporter)
         self.loop = IterationLoop(
             self._make_parts(runner, lane or InlineLane(), sampling_kernels), clock
         )
@@ -92,6 +96,10 @@ class Engine:
     def num_active_requests(self) -> int:
         """Requests in the engine, started or queued."""
         return len(self.loop.book) + self.inbox.num_new
+
+    def kv_cache_stats(self) -> KvCacheStats:
+        """Of the primary pool and the tiers; safe from any thread."""
+        return self.loop.parts.kv_cache_stats()
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequestError or UnsupportedRequestError where a limit of this engine is

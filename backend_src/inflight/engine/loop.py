@@ -195,7 +195,9 @@ class IterationLoop:
         for chunk in plan.context:
             if not chunk.request.is_started:
                 record = self.book.record_of(chunk.request)
-                record.first_scheduled_time = record.first_scheduled_time or now
+                if not record.first_scheduled_time:
+                    record.first_scheduled_time = now
+                    self.parts.stats.count_started(now - chunk.request.arrival_time)
                 self.book.start(chunk.request)
 
     def _prepare(self, plan: ScheduledBatch, extents: Sequence[KvExtent]) -> ForwardWork:
@@ -243,8 +245,7 @@ class IterationLoop:
         self._ended.clear()
         parts.responder.flush()
         if settled is not None:
-            tiers = None if parts.onboarder is None else parts.onboarder.tiers.stats()
-            parts.stats.record(settled, self.book, parts.kv, tiers)
+            parts.stats.record(settled, self.book, parts.kv, parts.kv_cache_stats())
 
     # How requests end.
 

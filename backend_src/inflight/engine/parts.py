@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inflight.api.stats import KvCacheStats
 from inflight.engine.inbox import Inbox
 from inflight.engine.lane import ForwardLane
 from inflight.engine.responder import Responder
@@ -31,3 +32,8 @@ class EngineParts:
     stats: StatsRecorder
     onboarder: Onboarder | None = None
     """None: there are no tiers below the primary pool."""
+
+    def kv_cache_stats(self) -> KvCacheStats:
+        """Of the primary pool and the tiers; safe from any thread."""
+        stats = self.kv.stats()
+        return stats if self.onboarder is None else self.onboarder.add_to(stats)

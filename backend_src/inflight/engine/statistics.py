@@ -10,7 +10,7 @@ from inflight.api.executor_config import ExecutorConfig
 from inflight.api.stats import (
     InflightBatchingStats,
     IterationStats,
-    KvTiersStats,
+    KvCacheStats,
     RequestStats,
     RequestStatsPerIteration,
 )
@@ -34,6 +34,7 @@ class StatsRecorder:
         )
         self._lock = threading.Lock()
         self._num_new = 0
+        self._queue_seconds = 0.0
         self._num_completed = 0
         self._last_generation_end: float | None = None
         self._memory = (float("-inf"), 0)
@@ -41,6 +42,10 @@ class StatsRecorder:
     def count_new(self, number: int) -> None:
         """Requests that joined since the last recorded iteration."""
         self._num_new += number
+
+    def count_started(self, queue_seconds: float) -> None:
+        """A request starts for the first time; ``queue_seconds``: since its arrival."""
+        self._queue_seconds += queue_seconds
 
     def count_completed(self) -> None:
         self._num_completed += 1
@@ -50,7 +55,7 @@ class StatsRecorder:
         settled: SettledIteration,
         book: RequestBook,
         kv: KvCacheManager,
-        tiers: KvTiersStats | None = None,
+        kv_cache_stats: KvCacheStats,
     ) -> None:
         """One iteration. Requests and blocks are counted as they stand now, when the next one has
         been planned."""
@@ -60,20 +65,23 @@ class StatsRecorder:
             iter=plan.iteration,
             iter_latency_ms=(ended - settled.began) * 1000,
             token_gap_seconds=self._token_gap(plan, ended),
+            new_active_requests_queue_latency_ms=self._queue_seconds * 1000,
             num_new_active_requests=self._num_new,
             num_active_requests=len(book),
             num_queued_requests=len(book.waiting),
             num_completed_requests=self._num_completed,
             max_num_active_requests=self._config.max_batch_size,
             max_batch_size_static=self._config.max_batch_size,
+            max_batch_size_runtime=self._config.max_batch_size,
             max_num_tokens_static=self._config.max_num_tokens,
+            max_num_tokens_runtime=self._config.max_num_tokens,
             cpu_mem_usage=self._resident(ended),
             num_generated_tokens=settled.num_generated,
-            kv_cache_stats=kv.stats(),
-            kv_tiers_stats=tiers,
-            inflight_batching_stats=_batching(plan),
+            kv_cache_stats=kv_cache_stats,
+            inflight_batching_stats=_batching(plan, self._config),
         )
         self._num_new = self._num_completed = 0
+        self._queue_seconds = 0.0
         with self._lock:
             self._iterations.append(stats)
             if self._config.request_stats_max_iterations:
@@ -105,7 +113,7 @@ class StatsRecorder:
         return size
 
 
-def _batching(plan: ScheduledBatch) -> InflightBatchingStats:
+def _batching(plan: ScheduledBatch, config: ExecutorConfig) -> InflightBatchingStats:
     return InflightBatchingStats(
         num_scheduled_requests=plan.num_chunks,
         num_context_requests=len(plan.context),
@@ -113,6 +121,9 @@ def _batching(plan: ScheduledBatch) -> InflightBatchingStats:
         num_paused_requests=len(plan.paused),
         num_ctx_tokens=plan.num_context_tokens,
         avg_num_decoded_tokens_per_iter=1.0 if plan.generation else 0.0,
+        row_fill=plan.num_chunks / config.max_batch_size,
+        token_fill=plan.num_tokens / config.max_num_tokens,
+        binding_limit=plan.binding_limit,
     )
 
 
@@ -131,6 +142,7 @@ def _requests(
                 stage=llm.state.name,
                 context_prefill_position=min(llm.context_position, llm.context_length),
                 num_generated_tokens=llm.num_generated_tokens,
+                avg_num_decoded_tokens_per_iter=1.0 if llm.num_generated_tokens else 0.0,
                 scheduled=llm.request_id in scheduled,
                 paused=llm.request_id in paused,
                 alloc_total_blocks_per_request=counts.alloc_total,

@@ -5,16 +5,24 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from inflight.api.executor_config import ExecutorConfig, KvCacheConfig, KvTiersConfig
+from inflight.api.stats import KvCacheStats
 from inflight.batch.llm_request import LlmRequest
 from inflight.batch.plan import ScheduledBatch
 from inflight.engine.book import RequestBook
 from inflight.errors import ConfigError
-from inflight.kv_cache.manager import KvCacheManager
-from inflight.kv_cache.tiers import DiskStorage, HostStorage, KvTiers, TierCascade
+from inflight.kv_cache import CacheObservers, KvCacheManager
+from inflight.kv_cache.tiers import (
+    DiskStorage,
+    HostStorage,
+    KvTiers,
+    TierCascade,
+    TierReporter,
+)
 from inflight.kv_cache.tiers.block_file import BlockFiles
 from inflight.kv_cache.tiers.cost import OnboardCost
 from inflight.model.runner import ModelRunner
@@ -40,12 +48,13 @@ def make_tiers(
 ) -> KvTiers | None:
     """None where none is configured. ``runner`` has its KV cache; ``model_identity``: see Engine.
 
-    Raises ConfigError where the disk tier's folder cannot be used.
+    Raises ConfigError where the disk tier's folder cannot be used, or a tier holds no block.
     """
     tiers = config.tiers
     if not tiers.exist:
         return None
     block_bytes = runner.spec.kv_bytes_per_token * config.tokens_per_block
+    _check_sizes(tiers, block_bytes)
     disk = None
     if tiers.disk_bytes:
         fingerprint = _fingerprint(runner, block_bytes, model_identity, tiers)
@@ -72,6 +81,20 @@ def make_tiers(
     )
 
 
+def make_reporter(tiers: KvTiers | None, observers: CacheObservers) -> TierReporter | None:
+    """None where nobody wants to hear of tiers, or there are none."""
+    if tiers is None or not (observers.host or observers.disk):
+        return None
+    return TierReporter(tiers.cascade, observers)
+
+
+def _check_sizes(tiers: KvTiersConfig, block_bytes: int) -> None:
+    for key in ("host_memory_bytes", "disk_bytes"):
+        size = getattr(tiers, key)
+        if 0 < size < block_bytes:
+            raise ConfigError(f"kv_cache_{key}: {size} holds no KV block; one has {block_bytes}")
+
+
 def _fingerprint(
     runner: ModelRunner, block_bytes: int, model_identity: str | None, tiers: KvTiersConfig
 ) -> bytes:
@@ -86,19 +109,29 @@ def _fingerprint(
 class Onboarder:
     """Called by the loop on its thread, between two forwards."""
 
-    def __init__(self, tiers: KvTiers, kv: KvCacheManager, config: ExecutorConfig) -> None:
+    def __init__(
+        self,
+        tiers: KvTiers,
+        kv: KvCacheManager,
+        config: ExecutorConfig,
+        reporter: TierReporter | None,
+    ) -> None:
+        """``reporter``: observes ``kv`` after ``tiers``."""
         self.tiers = tiers
+        self._reporter = reporter
         self._kv = kv
         self._max_batch_size = config.max_batch_size
         self._least_measured = min(LEAST_MEASURED_TOKENS, config.max_num_tokens // 2)
 
-    def ready_to_start(self, book: RequestBook) -> Iterable[LlmRequest]:
+    def ready_to_start(self, book: RequestBook) -> Collection[LlmRequest]:
         """The waiting requests that the scheduler may start, in rank order: all but those that wait
         for a disk. What host memory holds of the first ones is in the cache when this returns.
 
         Only for requests that could start now is anything brought back: as many as there are slots
         and free blocks for.
         """
+        if self._reporter is not None:
+            self._reporter.catch_up()
         num_slots = self._max_batch_size - len(book.started)
         room = self._kv.num_free_blocks
         asked: list[int] = []
@@ -123,6 +156,10 @@ class Onboarder:
         num_rows = plan.num_context_tokens + len(plan.generation)
         if plan.num_context_tokens >= max(self._least_measured, num_rows // 2):
             self.tiers.cost.context.observe(num_rows, seconds)
+
+    def add_to(self, stats: KvCacheStats) -> KvCacheStats:
+        """The primary pool's statistics with those of the tiers. Safe from any thread."""
+        return replace(stats, tiers=self.tiers.stats(), onboarding=self.tiers.onboarding_stats())
 
     def wait(self) -> bool:
         """With nothing else to do: waits a moment for the disk. False: nobody waits for it."""

@@ -8,21 +8,31 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inflight.api.config import InflightConfig, set_thread_defaults
 from inflight.api.executor_config import ExecutorConfig
 from inflight.api.request import Request, SamplingConfig
 from inflight.api.response import Response
-from inflight.api.stats import IterationStats, KvCacheStats, RequestStatsPerIteration
+from inflight.api.stats import (
+    IterationStats,
+    KvCacheStats,
+    KvEventStats,
+    RequestStatsPerIteration,
+)
 from inflight.engine.engine import Engine
-from inflight.errors import RequestError, RequestFailedError, ShuttingDownError
+from inflight.errors import ConfigError, RequestError, RequestFailedError, ShuttingDownError
 from inflight.executor.forward_thread import ForwardThread
 from inflight.executor.in_flight import InFlightClients
 from inflight.executor.offline import GenerationOutput, gather, make_requests
+from inflight.kv_cache import NO_OBSERVERS
+from inflight.kv_events import make_publisher
 from inflight.model.runner import ModelRunner
 from inflight.sampling.kernels import SamplingKernels
 from inflight.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from inflight.kv_events.publisher import KvEventPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +66,7 @@ class Executor:
         self._clients = InFlightClients()
         self._failure: BaseException | None = None
         self._forward_thread = ForwardThread()
+        self._kv_events = _make_publisher(config)
         self._engine = Engine(
             runner,
             config,
@@ -65,7 +76,14 @@ class Executor:
             lane=self._forward_thread,
             sampling_kernels=sampling_kernels,
             model_identity=model_identity,
+            observers=self._kv_events.observers() if self._kv_events else NO_OBSERVERS,
         )
+        if self._kv_events is not None:
+            try:
+                self._kv_events.start()
+            except ConfigError:
+                self._engine.close()
+                raise
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
         self._thread.start()
 
@@ -118,7 +136,11 @@ class Executor:
         return self._engine.num_active_requests
 
     def kv_cache_stats(self) -> KvCacheStats:
-        return self._engine.kv.stats()
+        return self._engine.kv_cache_stats()
+
+    def kv_event_stats(self) -> KvEventStats | None:
+        """None where the events of the KV cache are not published."""
+        return None if self._kv_events is None else self._kv_events.stats()
 
     def can_enqueue_requests(self) -> bool:
         return self._failure is None and not self._engine.inbox.is_closed
@@ -211,6 +233,8 @@ class Executor:
         """
         self._engine.inbox.close()
         self._thread.join(timeout)
+        if self._kv_events is not None:
+            self._kv_events.close()
 
     def _run(self) -> None:
         engine = self._engine
@@ -240,3 +264,10 @@ def _identity(directory: Path, config: InflightConfig, runner: ModelRunner) -> s
 
     weights = content_hash(directory, config.cache_dir)
     return f"{weights} {config.dtype} {type(runner).__name__}"
+
+
+def _make_publisher(config: ExecutorConfig) -> KvEventPublisher | None:
+    events = config.kv_events_config
+    if events is None:
+        return None
+    return make_publisher(events, config.kv_cache_config.tokens_per_block)

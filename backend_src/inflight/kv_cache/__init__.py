@@ -3,15 +3,17 @@
 from inflight.kv_cache.extent import KvExtent
 from inflight.kv_cache.identity import PrefixIdentity
 from inflight.kv_cache.manager import KvCacheManager
-from inflight.kv_cache.observer import BlockObserver, ObservedBlock
+from inflight.kv_cache.observer import NO_OBSERVERS, BlockObserver, CacheObservers, ObservedBlock
 from inflight.kv_cache.reservation import BlockCopies
 from inflight.kv_cache.retention import BlockRetention
 from inflight.kv_cache.sequence import RequestCounts
 
 __all__ = [
+    "NO_OBSERVERS",
     "BlockCopies",
     "BlockObserver",
     "BlockRetention",
+    "CacheObservers",
     "KvCacheManager",
     "KvExtent",
     "ObservedBlock",

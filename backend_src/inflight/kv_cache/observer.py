@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from inflight.kv_cache.identity import BlockKey
@@ -50,3 +51,17 @@ class BlockObserver(Protocol):
         ``reserve`` is about to return, and before the forward pass.
         """
         ...
+
+
+class CacheObservers(NamedTuple):
+    """Who hears of the blocks of each level. A block that moves down is stored there before it is
+    removed above. ``block_id`` and ``retention`` of a block in a tier are those it had when it was
+    evicted."""
+
+    primary: Sequence[BlockObserver] = ()
+    host: Sequence[BlockObserver] = ()
+    """Host memory: its tier, and the queue to the disk."""
+    disk: Sequence[BlockObserver] = ()
+
+
+NO_OBSERVERS = CacheObservers()

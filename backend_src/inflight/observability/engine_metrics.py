@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from inflight.api.response import FinishReason, RequestPerfMetrics
-from inflight.api.stats import InflightBatchingStats, IterationStats, KvCacheStats, KvTiersStats
+from inflight.api.stats import (
+    InflightBatchingStats,
+    IterationStats,
+    KvCacheStats,
+    KvEventStats,
+    KvTierStats,
+)
 from inflight.errors import (
     DuplicateRequestError,
     InvalidRequestError,
@@ -88,23 +95,26 @@ class EngineMetrics:
         for each in stats:
             if each.token_gap_seconds > 0:
                 ledger.observe(families.INTER_TOKEN_LATENCY, each.token_gap_seconds)
-            ledger.add(families.PAUSES, each.inflight_batching_stats.num_paused_requests)
+            batch = each.inflight_batching_stats
+            ledger.add(families.PAUSES, batch.num_paused_requests)
+            ledger.add(families.ITERATIONS, 1, batch.binding_limit.value)
         if not stats:
             return
+        batches = [each.inflight_batching_stats for each in stats]
+        self._fill(fmean(b.row_fill for b in batches), fmean(b.token_fill for b in batches))
         last = stats[-1]
         self._batch(last.num_active_requests, last.inflight_batching_stats)
         ledger.set(families.REQUESTS, "max", last.max_num_active_requests)
         ledger.set(families.RUNTIME_MEMORY, "cpu", last.cpu_mem_usage)
         ledger.set(families.RUNTIME_MEMORY, "gpu", last.gpu_mem_usage)
         ledger.set(families.RUNTIME_MEMORY, "pinned", last.pinned_mem_usage)
-        if last.kv_tiers_stats is not None:
-            self._tiers(last.kv_tiers_stats)
         ledger.set(families.GENERAL, "timestamp", last.timestamp)
         ledger.set(families.GENERAL, "iteration_counter", last.iter)
 
     def idle(self) -> None:
         """Nothing is in flight. A cancelled request leaves no iteration that would say so."""
         self._batch(0, InflightBatchingStats())
+        self._fill(0.0, 0.0)
 
     def kv_cache(self, stats: KvCacheStats) -> None:
         """How the KV cache stands now."""
@@ -122,19 +132,34 @@ class EngineMetrics:
         ledger.raise_to(families.EVICTED_BLOCKS, stats.evicted_blocks)
         ledger.raise_to(families.REUSED_BLOCKS, stats.reused_blocks)
         ledger.raise_to(families.MISSED_BLOCKS, stats.missed_blocks)
+        ledger.set(families.HIT_RATE, "", stats.cache_hit_rate)
+        self._tiers(stats.tiers)
+
+    def _tiers(self, tiers: Sequence[KvTierStats]) -> None:
+        ledger = self._ledger
+        for tier in tiers:
+            ledger.set(families.TIER_MAX_BYTES, tier.tier, tier.max_bytes)
+            ledger.set(families.TIER_USED_BYTES, tier.tier, tier.used_bytes)
+            ledger.raise_to(families.OFFLOADED_BYTES, tier.offloaded_bytes, tier.tier)
+            ledger.raise_to(families.ONBOARDED_BYTES, tier.onboarded_bytes, tier.tier)
+        for reason, number in (
+            ("dropped", sum(tier.dropped_blocks for tier in tiers)),
+            ("io_error", sum(tier.io_errors for tier in tiers)),
+            ("bad_file", sum(tier.bad_files for tier in tiers)),
+        ):
+            ledger.raise_to(families.LOST_BLOCKS, number, reason)
+
+    def kv_events(self, stats: KvEventStats) -> None:
+        """What was published of the KV cache's events so far."""
+        self._ledger.raise_to(families.KV_EVENTS, stats.num_published_events, "published")
+        self._ledger.raise_to(families.KV_EVENTS, stats.num_dropped_events, "dropped")
 
     def drain(self) -> list[Update]:
         return self._ledger.drain()
 
-    def _tiers(self, stats: KvTiersStats) -> None:
-        ledger = self._ledger
-        for name, tier in (("host", stats.host), ("disk", stats.disk)):
-            ledger.set(families.KV_TIER_BYTES, name, 0 if tier is None else tier.used_bytes)
-        ledger.raise_to(families.OFFLOADED_BYTES, stats.offloaded_bytes)
-        ledger.raise_to(families.ONBOARDED_BYTES, stats.onboarded_bytes)
-        ledger.raise_to(families.LOST_TIER_BLOCKS, stats.dropped_blocks, "dropped")
-        ledger.raise_to(families.LOST_TIER_BLOCKS, stats.disk_io_errors, "io_error")
-        ledger.raise_to(families.LOST_TIER_BLOCKS, stats.disk_bad_files, "bad_file")
+    def _fill(self, rows: float, tokens: float) -> None:
+        self._ledger.set(families.BATCH_FILL, "rows", rows)
+        self._ledger.set(families.BATCH_FILL, "tokens", tokens)
 
     def _batch(self, num_active: int, batch: InflightBatchingStats) -> None:
         ledger = self._ledger

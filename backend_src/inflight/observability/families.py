@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from inflight.api.stats import TIERS, BindingLimit
+
 
 class MetricKind(Enum):
     COUNTER = "counter"
@@ -30,13 +32,13 @@ class Family:
 _LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 
 
-def _gauges(name: str, description: str, label: str, *values: str) -> Family:
+def _gauges(name: str, description: str, label: str = "", *values: str) -> Family:
     return Family(
         name=name,
         kind=MetricKind.GAUGE,
         description=description,
         label=label,
-        label_values=values,
+        label_values=values or ("",),
     )
 
 
@@ -128,27 +130,47 @@ QUEUE_TIME = _seconds(
 )
 INPUT_TOKENS = _counter("inflight_input_tokens_total", "Prompt tokens of accepted requests")
 OUTPUT_TOKENS = _counter("inflight_output_tokens_total", "Generated tokens handed to clients")
+BATCH_FILL = _gauges(
+    "inflight_batch_fill",
+    "Scheduled requests / max_batch_size, computed tokens / max_num_tokens, 0 to 1: the mean of "
+    "the iterations since the last push",
+    "limit",
+    *("rows", "tokens"),
+)
+ITERATIONS = _counter(
+    "inflight_iterations_total",
+    "Iterations, by what kept each from doing more; queue: nothing, there was no more to do",
+    "binding_limit",
+    *(limit.value for limit in BindingLimit),
+)
 PAUSES = _counter("inflight_pauses_total", "Times a started request lost its KV blocks")
 EVICTED_BLOCKS = _counter("inflight_evicted_blocks_total", "Cached KV blocks that were overwritten")
 REUSED_BLOCKS = _counter("inflight_reused_blocks_total", "KV blocks found in the cache")
 MISSED_BLOCKS = _counter("inflight_missed_blocks_total", "KV blocks looked for and not found")
-KV_TIER_BYTES = _gauges(
-    "inflight_kv_tier_bytes",
-    "Bytes of evicted KV blocks that each tier holds",
-    "tier",
-    *("host", "disk"),
+HIT_RATE = _gauges(
+    "inflight_kv_cache_hit_rate", "Found / looked for KV blocks since the start, 0 to 1"
 )
+TIER_MAX_BYTES = _gauges(
+    "inflight_kv_tier_max_bytes", "Size of a tier below the primary KV pool", "tier", *TIERS
+)
+TIER_USED_BYTES = _gauges("inflight_kv_tier_used_bytes", "Bytes held in a tier", "tier", *TIERS)
 OFFLOADED_BYTES = _counter(
-    "inflight_offloaded_bytes_total", "Bytes of evicted KV blocks that were kept in a tier"
+    "inflight_kv_offloaded_bytes_total", "KV of evicted blocks written into a tier", "tier", *TIERS
 )
 ONBOARDED_BYTES = _counter(
-    "inflight_onboarded_bytes_total", "Bytes of KV blocks that were brought back from a tier"
+    "inflight_kv_onboarded_bytes_total", "KV brought back from a tier", "tier", *TIERS
 )
-LOST_TIER_BLOCKS = _counter(
-    "inflight_lost_tier_blocks_total",
+LOST_BLOCKS = _counter(
+    "inflight_kv_lost_blocks_total",
     "KV blocks that a tier lost: the disk did not keep up, an I/O error, a corrupt or foreign file",
     "reason",
     *("dropped", "io_error", "bad_file"),
+)
+KV_EVENTS = _counter(
+    "inflight_kv_events_total",
+    "Events of the KV cache that were published; changes that the publisher's queue dropped",
+    "result",
+    *("published", "dropped"),
 )
 ENDED_REQUESTS = _counter(
     "inflight_requests_total",
@@ -177,14 +199,19 @@ FAMILIES: tuple[Family, ...] = (
     QUEUE_TIME,
     INPUT_TOKENS,
     OUTPUT_TOKENS,
+    BATCH_FILL,
+    ITERATIONS,
     PAUSES,
     EVICTED_BLOCKS,
     REUSED_BLOCKS,
     MISSED_BLOCKS,
-    KV_TIER_BYTES,
+    HIT_RATE,
+    TIER_MAX_BYTES,
+    TIER_USED_BYTES,
     OFFLOADED_BYTES,
     ONBOARDED_BYTES,
-    LOST_TIER_BLOCKS,
+    LOST_BLOCKS,
+    KV_EVENTS,
     ENDED_REQUESTS,
     REJECTED_REQUESTS,
 )

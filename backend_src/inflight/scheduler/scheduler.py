@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from inflight.api import CapacitySchedulerPolicy, SchedulerConfig
-from inflight.batch import LlmRequest, ScheduledBatch
+from inflight.api.stats import BindingLimit
+from inflight.batch import LlmRequest, ScheduledBatch, ScheduledChunk
 from inflight.scheduler.capacity import (
+    CapacityPlan,
     CapacityPolicy,
     GuaranteedNoEvict,
     MaxUtilization,
@@ -35,6 +37,8 @@ class Scheduler:
         max_num_tokens: int,
         enable_chunked_context: bool,
     ) -> None:
+        self._max_batch_size = max_batch_size
+        self._is_static = config.capacity_scheduler_policy is CapacitySchedulerPolicy.STATIC_BATCH
         self._capacity = _capacity_policy(
             config.capacity_scheduler_policy, max_batch_size, max_num_tokens
         )
@@ -56,7 +60,7 @@ class Scheduler:
         self,
         iteration: int,
         started: Sequence[LlmRequest],
-        waiting: Iterable[LlmRequest],
+        waiting: Collection[LlmRequest],
         kv: KvCapacity,
     ) -> ScheduledBatch:
         """The plan for one iteration; changes no request and nothing in ``kv``.
@@ -68,7 +72,27 @@ class Scheduler:
         """
         plan = self._capacity.schedule(started, waiting, kv)
         context, generation = self._micro_batch.schedule(plan, kv.tokens_per_block)
-        return ScheduledBatch(iteration, context, generation, tuple(plan.paused))
+        limit = self._binding_limit(plan, context, len(generation), len(waiting))
+        return ScheduledBatch(iteration, context, generation, tuple(plan.paused), limit)
+
+    def _binding_limit(
+        self,
+        plan: CapacityPlan,
+        context: Sequence[ScheduledChunk],
+        num_generations: int,
+        num_waiting: int,
+    ) -> BindingLimit:
+        """What kept this iteration from doing more; of several, the one that was met first."""
+        if plan.paused:
+            return BindingLimit.BLOCKS
+        num_able = len(plan.started) + len(plan.admitted)
+        if len(context) + num_generations < num_able or (context and not context[0].samples):
+            return BindingLimit.TOKENS
+        num_fitting = len(plan.admitted) + len(plan.deferred)
+        if num_waiting == num_fitting:
+            return BindingLimit.QUEUE
+        is_full = len(plan.started) + num_fitting >= self._max_batch_size
+        return BindingLimit.ROWS if is_full or self._is_static else BindingLimit.BLOCKS
 
 
 def _capacity_policy(

@@ -49,8 +49,8 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __contains__(self, request: LlmRequest) -> bool:
-        return request.request_id in self._requests
+    def __contains__(self, request: object) -> bool:
+        return isinstance(request, LlmRequest) and request.request_id in self._requests
 
     def __iter__(self) -> Iterator[LlmRequest]:
         for _, request_id in self._keys:

@@ -112,4 +112,7 @@ class MetricsReporter:
         if is_idle:
             self.metrics.idle()
         self.metrics.kv_cache(self._executor.kv_cache_stats())
+        events = self._executor.kv_event_stats()
+        if events is not None:
+            self.metrics.kv_events(events)
         self._triton_metrics.push(self.metrics.drain())

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from inflight.api.response import FinishReason, RequestPerfMetrics
 from inflight.api.stats import (
+    BindingLimit,
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
-    KvTiersStats,
+    KvEventStats,
     KvTierStats,
 )
 from inflight.errors import (
@@ -211,38 +214,6 @@ def test_rejections_are_counted_by_reason(error: RequestError, reason: str) -> N
     assert values(metrics.drain()) == {("inflight_rejected_requests_total", reason): 2}
 
 
-def test_tiers_show_what_they_hold_moved_and_lost() -> None:
-    metrics = EngineMetrics()
-    tiers = KvTiersStats(
-        host=KvTierStats(3, 300, 1000),
-        disk=None,
-        offloaded_blocks=7,
-        offloaded_bytes=700,
-        dropped_blocks=2,
-        onboarded_host_blocks=4,
-        onboarded_disk_blocks=1,
-        onboarded_bytes=500,
-        recompute_decisions=0,
-        late_loads=0,
-        disk_io_errors=6,
-        disk_bad_files=5,
-        host_bytes_per_second=None,
-        disk_bytes_per_second=None,
-        context_tokens_per_second=None,
-    )
-    metrics.iterations([iteration(1, kv_tiers_stats=tiers)])
-    told = values(metrics.drain())
-    assert told["inflight_kv_tier_bytes", "host"] == 300
-    assert told["inflight_kv_tier_bytes", "disk"] == 0
-    assert told["inflight_offloaded_bytes_total", ""] == 700
-    assert told["inflight_onboarded_bytes_total", ""] == 500
-    lost = "inflight_lost_tier_blocks_total"
-    assert [told[lost, name] for name in ("dropped", "io_error", "bad_file")] == [2, 6, 5]
-    assert tiers.onboarded_blocks == 5
-    metrics.iterations([iteration(2, kv_tiers_stats=tiers)])
-    assert (lost, "dropped") not in values(metrics.drain()), "nothing more was lost"
-
-
 def test_tokens_and_early_ends_are_counted() -> None:
     metrics = EngineMetrics()
     metrics.request_accepted(11)
@@ -263,3 +234,60 @@ def test_tokens_and_early_ends_are_counted() -> None:
 def test_a_counter_cannot_be_asked_to_fall() -> None:
     with pytest.raises(AssertionError):
         EngineMetrics().tokens_sent(-1)
+
+
+def test_fill_is_the_mean_since_the_last_push_and_limits_are_counted() -> None:
+    metrics = EngineMetrics()
+    batches = [
+        InflightBatchingStats(row_fill=0.5, token_fill=0.1, binding_limit=BindingLimit.BLOCKS),
+        InflightBatchingStats(row_fill=1.0, token_fill=0.3, binding_limit=BindingLimit.ROWS),
+        InflightBatchingStats(row_fill=0.0, token_fill=0.2, binding_limit=BindingLimit.BLOCKS),
+    ]
+    metrics.iterations(
+        [iteration(number, inflight_batching_stats=b) for number, b in enumerate(batches)]
+    )
+    told = values(metrics.drain())
+    assert told["inflight_batch_fill", "rows"] == pytest.approx(0.5)
+    assert told["inflight_batch_fill", "tokens"] == pytest.approx(0.2)
+    assert told["inflight_iterations_total", "blocks"] == 2
+    assert told["inflight_iterations_total", "rows"] == 1
+    assert ("inflight_iterations_total", "queue") not in told
+    metrics.idle()
+    assert values(metrics.drain())["inflight_batch_fill", "rows"] == 0.0
+
+
+def test_tiers_and_the_hit_rate_follow_the_cache() -> None:
+    metrics = EngineMetrics()
+    host = KvTierStats(tier="host", max_bytes=900, used_bytes=100, offloaded_bytes=300)
+    disk = KvTierStats(tier="disk", max_bytes=5000, onboarded_bytes=40)
+    metrics.kv_cache(replace(kv(reused_blocks=3, missed_blocks=1), tiers=(host, disk)))
+    told = values(metrics.drain())
+    assert told["inflight_kv_cache_hit_rate", ""] == 0.75
+    assert told["inflight_kv_tier_max_bytes", "disk"] == 5000
+    assert told["inflight_kv_tier_used_bytes", "host"] == 100
+    assert told["inflight_kv_offloaded_bytes_total", "host"] == 300
+    assert told["inflight_kv_onboarded_bytes_total", "disk"] == 40
+    metrics.kv_cache(replace(kv(), tiers=(replace(host, offloaded_bytes=350), disk)))
+    assert values(metrics.drain())["inflight_kv_offloaded_bytes_total", "host"] == 50
+
+
+def test_blocks_that_tiers_lost_are_counted_by_reason() -> None:
+    metrics = EngineMetrics()
+    host = KvTierStats(tier="host", max_bytes=900)
+    disk = KvTierStats(tier="disk", max_bytes=5000, dropped_blocks=2, io_errors=6, bad_files=5)
+    metrics.kv_cache(replace(kv(), tiers=(host, disk)))
+    lost = "inflight_kv_lost_blocks_total"
+    told = values(metrics.drain())
+    assert [told[lost, name] for name in ("dropped", "io_error", "bad_file")] == [2, 6, 5]
+    metrics.kv_cache(replace(kv(), tiers=(host, replace(disk, io_errors=7))))
+    assert values(metrics.drain()) == {(lost, "io_error"): 1}
+
+
+def test_events_are_counted_by_what_became_of_them() -> None:
+    metrics = EngineMetrics()
+    metrics.kv_events(KvEventStats(num_published_events=7))
+    metrics.kv_events(KvEventStats(num_published_events=9, num_dropped_events=2))
+    assert values(metrics.drain()) == {
+        ("inflight_kv_events_total", "published"): 9,
+        ("inflight_kv_events_total", "dropped"): 2,
+    }

@@ -4,5 +4,6 @@ from inflight.kv_cache.tiers.cascade import TierCascade
 from inflight.kv_cache.tiers.disk import DiskStorage
 from inflight.kv_cache.tiers.host import HostStorage
 from inflight.kv_cache.tiers.onboarding import KvTiers
+from inflight.kv_cache.tiers.reporter import TierReporter
 
-__all__ = ["DiskStorage", "HostStorage", "KvTiers", "TierCascade"]
+__all__ = ["DiskStorage", "HostStorage", "KvTiers", "TierCascade", "TierReporter"]

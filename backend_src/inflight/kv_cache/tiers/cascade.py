@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 
@@ -46,20 +47,51 @@ class TierCascade:
         self.disk = disk
         self.num_dropped = 0
         """Blocks lost because the queue to the disk was full."""
+        self._moved: deque[bytes] | None = None
+        """Of ``take_moved``, from all threads; None: nobody takes them."""
         self._keeps_host = keeps_host
         self._is_closed = False
-        self._writer = None if disk is None else WriteBehind(disk, write_queue_bytes)
+        self._writer = None
+        if disk is not None:
+            disk.on_lost = self._note
+            self._writer = WriteBehind(disk, write_queue_bytes, self._note)
         self._loader = None if disk is None else BlockLoader(disk)
 
     def place_of(self, key: BlockKey) -> Place | None:
         """The fastest place that has the block."""
-        if self.host is not None and self.host.contains(key):
-            return Place.HOST
-        if self._writer is not None and self._writer.find(key) is not None:
+        if self._is_in_memory(key):
             return Place.HOST
         if self.disk is not None and self.disk.contains(key):
             return Place.DISK
         return None
+
+    def places_of(self, key: BlockKey) -> frozenset[Place]:
+        """All places that have the block."""
+        # Memory first: a block that is written meanwhile is on disk before it leaves the queue.
+        places = [Place.HOST] if self._is_in_memory(key) else []
+        if self.disk is not None and self.disk.contains(key):
+            places.append(Place.DISK)
+        return frozenset(places)
+
+    def keep_moved(self) -> None:
+        """From now on ``take_moved`` has what it promises; somebody has to call it regularly."""
+        self._moved = deque()
+
+    def take_moved(self) -> Sequence[bytes]:
+        """Digests of blocks whose ``places_of`` may have changed since the last call."""
+        moved: list[bytes] = []
+        while self._moved:
+            moved.append(self._moved.popleft())
+        return moved
+
+    def _note(self, digest: bytes) -> None:
+        if self._moved is not None:
+            self._moved.append(digest)
+
+    def _is_in_memory(self, key: BlockKey) -> bool:
+        if self.host is not None and self.host.contains(key):
+            return True
+        return self._writer is not None and self._writer.find(key) is not None
 
     def find(self, key: BlockKey) -> BlockContent | None:
         """The content of a block that is in host memory."""
@@ -71,7 +103,9 @@ class TierCascade:
     def put(self, block: TierBlock) -> None:
         """Into the first tier; never waits for a disk."""
         given_up = (block,) if self.host is None else self.host.put(block)
+        self._note(block.key.digest)
         for old in given_up:
+            self._note(old.key.digest)
             if self._writer is None or self.disk is None:
                 continue
             if not self.disk.contains(old.key) and not self._writer.offer(old):

@@ -10,7 +10,7 @@ import re
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inflight.errors import ConfigError
@@ -50,6 +50,10 @@ class DiskStorage:
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
         """Bytes of each file by digest, the one used last at the end."""
         self._lock = threading.Lock()
+        self.on_lost: Callable[[bytes], None] = _ignore
+        """Called on any thread with the digest of a block that is not here any more."""
+        self.written_bytes = 0
+        """Of KV, since the start."""
         self.num_io_errors = 0
         self.num_bad_files = 0
         self._folder = _private_folder(parent)
@@ -95,6 +99,7 @@ class DiskStorage:
             oldest = self._make_room(size)
         for given_up in oldest:
             self._unlink(given_up)
+            self.on_lost(given_up)
         try:
             self._files.write(self._path(digest), block)
         except OSError as error:
@@ -103,12 +108,14 @@ class DiskStorage:
         with self._lock:
             self._sizes[digest] = size
             self._used_bytes += size
+            self.written_bytes += block.content.nbytes
         return ()
 
     def remove(self, key: BlockKey) -> None:
         with self._lock:
             self._used_bytes -= self._sizes.pop(key.digest, 0)
         self._unlink(key.digest)
+        self.on_lost(key.digest)
 
     def close(self) -> None:
         """Gives the folder back; without ``keeps_files`` the files are deleted. To be called once
@@ -175,6 +182,10 @@ class DiskStorage:
             self.num_bad_files += 1
             number = self.num_bad_files
         _warn(number, f"a KV block on disk is not used: {fault}")
+
+
+def _ignore(digest: bytes) -> None:
+    """Nobody asked."""
 
 
 def _warn(number: int, what: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.api.executor_config import KvCachePausePolicy
-from inflight.api.stats import KvTiersStats, KvTierStats
+from inflight.api.stats import KvOnboardingStats, KvTierStats
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.manager import KvCacheManager
 from inflight.kv_cache.observer import ObservedBlock
@@ -230,22 +230,43 @@ class KvTiers:
             _num_bytes(contents[:number]), time.perf_counter() - began
         )
 
-    def stats(self) -> KvTiersStats:
+    def stats(self) -> tuple[KvTierStats, ...]:
+        """Of each tier, the nearest first. Safe from any thread."""
         host, disk = self.cascade.host, self.cascade.disk
+        block_bytes = self.cost.block_bytes
+        onboarded = {place: block_bytes * number for place, number in self._num_onboarded.items()}
+        tiers = []
+        if host is not None:
+            tiers.append(
+                KvTierStats(
+                    tier=Place.HOST.value,
+                    offloaded_bytes=self._num_offloaded * block_bytes,
+                    onboarded_bytes=onboarded[Place.HOST],
+                    **host.usage._asdict(),
+                )
+            )
+        if disk is not None:
+            # Without a host tier, what is found in host memory is on its way to the disk.
+            waiting = onboarded[Place.HOST] if host is None else 0
+            tiers.append(
+                KvTierStats(
+                    tier=Place.DISK.value,
+                    offloaded_bytes=disk.written_bytes,
+                    onboarded_bytes=onboarded[Place.DISK] + waiting,
+                    dropped_blocks=self.cascade.num_dropped,
+                    io_errors=disk.num_io_errors,
+                    bad_files=disk.num_bad_files,
+                    **disk.usage._asdict(),
+                )
+            )
+        return tuple(tiers)
+
+    def onboarding_stats(self) -> KvOnboardingStats:
+        """Safe from any thread."""
         bandwidth = self.cost.bandwidth
-        return KvTiersStats(
-            host=None if host is None else KvTierStats(*host.usage),
-            disk=None if disk is None else KvTierStats(*disk.usage),
-            offloaded_blocks=self._num_offloaded,
-            offloaded_bytes=self._num_offloaded * self.cost.block_bytes,
-            dropped_blocks=self.cascade.num_dropped,
-            onboarded_host_blocks=self._num_onboarded[Place.HOST],
-            onboarded_disk_blocks=self._num_onboarded[Place.DISK],
-            onboarded_bytes=sum(self._num_onboarded.values()) * self.cost.block_bytes,
+        return KvOnboardingStats(
             recompute_decisions=self._num_recomputed,
             late_loads=self._num_late_loads,
-            disk_io_errors=0 if disk is None else disk.num_io_errors,
-            disk_bad_files=0 if disk is None else disk.num_bad_files,
             host_bytes_per_second=bandwidth[Place.HOST].per_second,
             disk_bytes_per_second=bandwidth[Place.DISK].per_second,
             context_tokens_per_second=self.cost.context.per_second,

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.tiers.storage import BlockContent, TierBlock, TierStorage
@@ -19,10 +20,14 @@ class WriteBehind:
     What is still in the queue can be found, so a block is never out of reach on its way.
     """
 
-    def __init__(self, storage: TierStorage, max_bytes: int) -> None:
-        """``max_bytes``: of contents that wait to be written."""
+    def __init__(
+        self, storage: TierStorage, max_bytes: int, on_left: Callable[[bytes], None]
+    ) -> None:
+        """``max_bytes``: of contents that wait to be written. ``on_left``: called on the thread
+        that writes with the digest of a block that has left the queue."""
         self._storage = storage
         self._max_bytes = max_bytes
+        self._on_left = on_left
         self._waiting: OrderedDict[bytes, TierBlock] = OrderedDict()
         """By digest; the first one is being written."""
         self._waiting_bytes = 0
@@ -82,4 +87,5 @@ class WriteBehind:
             with self._changed:
                 del self._waiting[block.key.digest]
                 self._waiting_bytes -= block.content.nbytes
+                self._on_left(block.key.digest)
                 self._changed.notify_all()

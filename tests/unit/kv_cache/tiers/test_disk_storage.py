@@ -231,7 +231,8 @@ import sys
 from pathlib import Path
 from tests.unit.kv_cache.tiers.tier_blocks import disk_storage, tier_block
 from inflight.kv_cache.tiers.write_behind import WriteBehind
-writer = WriteBehind(disk_storage(Path(sys.argv[1]), max_blocks=100_000), 1 << 30)
+storage = disk_storage(Path(sys.argv[1]), max_blocks=100_000)
+writer = WriteBehind(storage, 1 << 30, on_left=lambda digest: None)
 for number in range(100_000):
     writer.offer(tier_block(number))
     if number == 200:

@@ -97,9 +97,11 @@ def test_what_came_back_is_right_and_counted() -> None:
     assert setup.prepare(request_id, prompt(1))
     assert setup.kv.match_prefix(request_id, prompt(1)).num_tokens == 12
     setup.compute(prompt(1))
-    stats = setup.tiers.stats()
-    assert stats.onboarded_host_blocks == 3 and stats.onboarded_bytes == 3 * BLOCK_BYTES
-    assert stats.host_bytes_per_second is not None and stats.disk_bytes_per_second is None
+    (host,) = setup.tiers.stats()
+    assert host.onboarded_bytes == 3 * BLOCK_BYTES
+    assert host.offloaded_bytes == host.used_bytes == host.num_blocks * BLOCK_BYTES
+    rates = setup.tiers.onboarding_stats()
+    assert rates.host_bytes_per_second is not None and rates.disk_bytes_per_second is None
 
 
 @pytest.fixture
@@ -118,6 +120,12 @@ def setup_on_disk(tmp_path: Path, files: BlockFiles) -> Setup:
     return setup
 
 
+def onboarded_from_disk(setup: Setup) -> int:
+    """Blocks."""
+    (disk,) = setup.tiers.stats()
+    return disk.onboarded_bytes // BLOCK_BYTES
+
+
 def test_a_request_waits_for_the_disk_and_then_has_its_blocks(
     tmp_path: Path, files: SlowFiles
 ) -> None:
@@ -130,7 +138,7 @@ def test_a_request_waits_for_the_disk_and_then_has_its_blocks(
     assert setup.prepare(request_id, prompt(1)) and not setup.tiers.is_loading
     assert setup.kv.match_prefix(request_id, prompt(1)).num_tokens == 12
     setup.compute(prompt(1))
-    assert setup.tiers.stats().onboarded_disk_blocks == 3
+    assert onboarded_from_disk(setup) == 3
     setup.cascade.close(5)
 
 
@@ -145,7 +153,7 @@ def test_a_load_is_of_use_where_another_request_computed_its_beginning(
     setup.tiers.wait(10)
     assert setup.prepare(request_id, prompt(1))
     assert setup.kv.match_prefix(request_id, prompt(1)).num_tokens == 12
-    assert setup.tiers.stats().onboarded_disk_blocks == 1
+    assert onboarded_from_disk(setup) == 1
     setup.compute(prompt(1))
     setup.cascade.close(5)
 
@@ -162,8 +170,8 @@ def test_a_request_gives_up_when_computing_would_have_been_done(
     setup.now += 0.2
     assert setup.prepare(request_id, prompt(1))
     assert setup.prepare(request_id, prompt(1)), "and does not begin to wait again"
-    assert setup.tiers.stats().late_loads == 1
-    assert setup.tiers.stats().disk_bytes_per_second == pytest.approx(96 / 3.1)
+    assert setup.tiers.onboarding_stats().late_loads == 1
+    assert setup.tiers.onboarding_stats().disk_bytes_per_second == pytest.approx(96 / 3.1)
     files.may_read.set()
     setup.cascade.close(5)
 

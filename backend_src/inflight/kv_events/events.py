@@ -1,0 +1,80 @@
+"""The three events, and the bytes of a message: those of vLLM's KV events, which routers read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from inflight.api.kv_events import KvEventFormat
+
+PRIMARY_MEDIUM = "GPU"
+"""What consumers call the tier that the model reads from, also where that is a CPU's memory."""
+
+HOST_MEDIUM = "CPU"
+DISK_MEDIUM = "DISK"
+
+_DP_RANK = 0
+"""One engine, one rank; Dynamo refuses a batch without it."""
+
+
+class BlockStored(NamedTuple):
+    """Consecutive full blocks of one sequence can be reused from now on.
+
+    Hashes are 0..2**64-1, one for each block; a consumer only compares them.
+    """
+
+    block_hashes: tuple[int, ...]
+    parent_block_hash: int | None
+    """Of the block before the first of these; None: they begin a sequence."""
+    token_ids: tuple[int, ...]
+    """``block_size`` for each block, in order."""
+    block_size: int
+    medium: str
+
+    def fields(self) -> dict[str, Any]:
+        """In the order of the array form. Adapters are not served, hence the two None."""
+        return {
+            "block_hashes": self.block_hashes,
+            "parent_block_hash": self.parent_block_hash,
+            "token_ids": self.token_ids,
+            "block_size": self.block_size,
+            "lora_id": None,
+            "medium": self.medium,
+            "lora_name": None,
+        }
+
+
+class BlockRemoved(NamedTuple):
+    """These blocks cannot be reused from this medium any more."""
+
+    block_hashes: tuple[int, ...]
+    medium: str
+
+    def fields(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+class AllBlocksCleared(NamedTuple):
+    """Nothing is cached: whatever was announced before is void."""
+
+    def fields(self) -> dict[str, Any]:
+        return {}
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def encode_batch(seconds: float, events: Sequence[KvEvent], event_format: KvEventFormat) -> bytes:
+    """The payload of one message: msgpack of ``[seconds since the epoch, events, rank]``."""
+    written = [_written(event, event_format) for event in events]
+    packed: bytes = msgpack.packb([seconds, written, _DP_RANK])
+    return packed
+
+
+def _written(event: KvEvent, event_format: KvEventFormat) -> dict[str, Any] | list[Any]:
+    name, fields = type(event).__name__, event.fields()
+    if event_format is KvEventFormat.MAP:
+        return {"type": name, **fields}
+    return [name, *fields.values()]
