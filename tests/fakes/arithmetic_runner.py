@@ -85,6 +85,18 @@ class ArithmeticRunner:
         blocks = self._store.reshape(-1, self._tokens_per_block)
         blocks[target_ids] = blocks[source_ids]
 
+    kv_block_format = "tokens"
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        blocks = self._store.reshape(-1, self._tokens_per_block)
+        return blocks[block_ids].view(np.uint8)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        blocks = self._store.reshape(-1, self._tokens_per_block)
+        blocks[block_ids] = contents.view(np.int64)
+
     def _logits(self, inputs: PackedInputs, sequence: int) -> npt.NDArray[np.float32]:
         length = int(inputs.context_lens[sequence])
         positions = np.arange(length)

@@ -43,6 +43,17 @@ class CheckedKvStore:
         for source_id, target_id in zip(source_ids, target_ids, strict=True):
             blocks[target_id] = blocks[source_id]
 
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """As ``ModelRunner.read_blocks``."""
+        return self._slots.reshape(-1, self._tokens_per_block)[block_ids].view(np.uint8)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        """As ``ModelRunner.write_blocks``."""
+        blocks = self._slots.reshape(-1, self._tokens_per_block)
+        blocks[block_ids] = contents.view(np.int64)
+
     def spoil(self, table: npt.NDArray[np.int32], start: int, end: int) -> None:
         """What a forward pass that failed halfway leaves in [start, end)."""
         self._slots[self._slots_of(table, end)[start:]] = _GARBAGE

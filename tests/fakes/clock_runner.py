@@ -43,3 +43,13 @@ class ClockRunner:
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
     ) -> None:
         pass
+
+    kv_block_format = "nothing"
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        return np.zeros((len(block_ids), 1), dtype=np.uint8)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        pass

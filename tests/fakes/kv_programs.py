@@ -5,15 +5,19 @@ Whoever runs it chooses by a ``random.Random``: seeded, or hypothesis's own, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 
 from inflight.api import KvCacheConfig, KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.errors import OutOfBlocksError
 from inflight.kv_cache import BlockRetention, KvCacheManager, KvExtent, PrefixIdentity
+from inflight.kv_cache.identity import BlockKey
+from inflight.kv_cache.observer import ObservedBlock
 from tests.fakes.checked_kv_store import CheckedKvStore
 from tests.fakes.kv_program_checks import OpenRequest, check_blocks, check_histories, check_tree
 
@@ -44,7 +48,30 @@ class Tally:
     pauses: int = 0
     forks: int = 0
     failures: int = 0
+    onboarded: int = 0
     steps: int = 0
+
+
+class Tier:
+    """A BlockObserver that keeps what is evicted, as it is when it goes."""
+
+    def __init__(self, store: CheckedKvStore) -> None:
+        self._store = store
+        self._contents: dict[BlockKey, npt.NDArray[np.uint8]] = {}
+        self.seen: list[tuple[str | None, list[int]]] = []
+        """Salt and tokens of requests that have ended."""
+
+    def stored(self, block: ObservedBlock) -> None:
+        pass
+
+    def removed(self, block: ObservedBlock) -> None:
+        ids = np.array([block.block_id], dtype=np.int32)
+        self._contents[block.key] = self._store.read_blocks(ids)[0]
+
+    def contents_of(self, keys: Sequence[BlockKey]) -> list[npt.NDArray[np.uint8]]:
+        """Of the first of the keys, as far as all are here."""
+        known = takewhile(self._contents.__contains__, keys)
+        return [self._contents[key] for key in known]
 
 
 class KvProgram:
@@ -63,8 +90,9 @@ class KvProgram:
             enable_partial_reuse=rng.random() < 0.8,
             copy_on_partial_reuse=self.copies,
         )
-        self.kv = KvCacheManager(num_blocks, config, clock=lambda: self.now)
         self.store = CheckedKvStore(num_blocks, size)
+        self.tier = Tier(self.store)
+        self.kv = KvCacheManager(num_blocks, config, clock=lambda: self.now, observers=(self.tier,))
         self.requests: dict[int, OpenRequest] = {}
         self.num_opened = 0
 
@@ -85,6 +113,7 @@ class KvProgram:
         steps = (
             *(self.open, self.iterate, self.iterate, self.iterate, self.iterate),
             *(self.pause, self.close, self.close, self.fork, self.too_much, self.wait),
+            self.onboard,
         )
         return self.rng.choice(steps)
 
@@ -142,7 +171,8 @@ class KvProgram:
         request_id = self._pick()
         expected = self.kv.num_free_blocks + self.kv.num_releasable_blocks(request_id)
         self.kv.close(request_id)
-        del self.requests[request_id]
+        request = self.requests.pop(request_id)
+        self.tier.seen.append((request.salt, request.tokens))
         assert self.kv.num_free_blocks == expected
 
     def fork(self) -> None:
@@ -178,6 +208,39 @@ class KvProgram:
             assert self._observable() == before
         else:
             raise AssertionError("more was reserved than there is")
+
+    def onboard(self) -> None:
+        """Somebody asks again what was asked before; what was evicted of it comes back, and the
+        checks read it."""
+        if not self.tier.seen:
+            return
+        if self.rng.random() < 0.5:
+            self._evict_all()
+        salt, tokens = self.rng.choice(self.tier.seen)
+        request_id = self._next_id()
+        self.kv.open(request_id, PrefixIdentity(salt))
+        request = self.requests[request_id] = OpenRequest(salt, [*tokens, self.rng.randint(0, 1)])
+        contents = self.tier.contents_of(self.kv.missing_blocks(request_id, request.array()))
+        free = self.kv.num_free_blocks
+
+        def write(block_ids: npt.NDArray[np.int32]) -> None:
+            self.store.write_blocks(block_ids, np.stack(contents[: len(block_ids)]))
+
+        number = self.kv.onboard(request_id, request.array(), len(contents), write)
+        assert number <= len(contents) and self.kv.num_free_blocks == free
+        match = self.kv.match_prefix(request_id, request.array())
+        assert match.num_tokens >= number * self.kv.tokens_per_block
+        self.tally.onboarded += number
+
+    def _evict_all(self) -> None:
+        """Somebody takes every free block, and gives it back unwritten."""
+        if self.kv.num_free_blocks == 0:
+            return
+        request_id = self._next_id()
+        self.kv.open(request_id)
+        tokens = np.ones(self.kv.num_free_blocks * self.kv.tokens_per_block, dtype=np.int32)
+        self.kv.reserve([KvExtent(request_id, 0, tokens)])
+        self.kv.close(request_id)
 
     def wait(self) -> None:
         self.now += self.rng.choice((0.5, 5.0))

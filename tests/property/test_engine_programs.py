@@ -17,6 +17,7 @@ from inflight.api import (
     ExecutorConfig,
     FinishReason,
     KvCacheConfig,
+    KvTiersConfig,
     Request,
     SchedulerConfig,
 )
@@ -25,6 +26,7 @@ from inflight.errors import ForwardError, RequestFailedError
 from tests.fakes.arithmetic_runner import ArithmeticRunner, expected_tokens
 
 NUM_BLOCKS, TOKENS_PER_BLOCK = 36, 4
+BLOCK_BYTES = TOKENS_PER_BLOCK * ArithmeticRunner().spec.kv_bytes_per_token
 
 operations = st.lists(
     st.one_of(
@@ -61,7 +63,11 @@ class Machine:
     """The engine, a clock that only moves when told, and everything its clients have heard."""
 
     def __init__(
-        self, policy: CapacitySchedulerPolicy, chunking: ContextChunkingPolicy, chunked: bool
+        self,
+        policy: CapacitySchedulerPolicy,
+        chunking: ContextChunkingPolicy,
+        chunked: bool,
+        host_blocks: int = 0,
     ) -> None:
         self.now = 1000.0
         self.fail_next = False
@@ -74,7 +80,11 @@ class Machine:
             scheduler_config=SchedulerConfig(
                 capacity_scheduler_policy=policy, context_chunking_policy=chunking
             ),
-            kv_cache_config=KvCacheConfig(tokens_per_block=TOKENS_PER_BLOCK, num_blocks=NUM_BLOCKS),
+            kv_cache_config=KvCacheConfig(
+                tokens_per_block=TOKENS_PER_BLOCK,
+                num_blocks=NUM_BLOCKS,
+                tiers=KvTiersConfig(host_memory_bytes=host_blocks * BLOCK_BYTES),
+            ),
         )
         self.engine = Engine(ArithmeticRunner(self._before), config, clock=lambda: self.now)
 
@@ -168,14 +178,18 @@ def run(machine: Machine, program: list[tuple[object, ...]]) -> None:
     policy=st.sampled_from(list(CapacitySchedulerPolicy)),
     chunking=st.sampled_from(list(ContextChunkingPolicy)),
     chunked=st.booleans(),
+    # The clock stands still within a step, so nothing tells that computing is faster: all that is
+    # found in the tier comes back.
+    host_blocks=st.sampled_from([0, 3, 100]),
 )
 def test_programs(
     program: list[tuple[object, ...]],
     policy: CapacitySchedulerPolicy,
     chunking: ContextChunkingPolicy,
     chunked: bool,
+    host_blocks: int,
 ) -> None:
-    machine = Machine(policy, chunking, chunked)
+    machine = Machine(policy, chunking, chunked, host_blocks)
     run(machine, program)
     machine.drain()
     machine.check()

@@ -5,6 +5,8 @@ from inflight.api.executor_config import (
     ContextChunkingPolicy,
     ExecutorConfig,
     KvCacheConfig,
+    KvCachePausePolicy,
+    KvTiersConfig,
     SchedulerConfig,
 )
 from inflight.api.kv import KvCacheRetentionConfig, TokenRangeRetentionConfig
@@ -17,7 +19,9 @@ __all__ = [
     "ExecutorConfig",
     "FinishReason",
     "KvCacheConfig",
+    "KvCachePausePolicy",
     "KvCacheRetentionConfig",
+    "KvTiersConfig",
     "OutputConfig",
     "Request",
     "RequestPerfMetrics",

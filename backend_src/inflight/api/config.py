@@ -24,6 +24,8 @@ from inflight.api.executor_config import (
     ContextChunkingPolicy,
     ExecutorConfig,
     KvCacheConfig,
+    KvCachePausePolicy,
+    KvTiersConfig,
     SchedulerConfig,
 )
 from inflight.api.unsupported_keys import UNSUPPORTED_KEYS
@@ -119,6 +121,26 @@ class InflightConfig(BaseModel):
         le=1,
         description="Share of the memory free after the weights; unset: 0.9 on a GPU, 0.3 on a CPU",
     )
+    kv_cache_host_memory_bytes: int = Field(
+        0, ge=0, description="Host memory for evicted KV blocks, beside the pool; 0: none"
+    )
+    kv_cache_disk_bytes: int = Field(
+        0, ge=0, description="Disk space for evicted KV blocks; 0: none"
+    )
+    kv_cache_disk_path: str = Field(
+        "", description="Local folder for kv_cache_disk_bytes; the blocks hold users' text"
+    )
+    kv_cache_disk_persist: bool = Field(
+        False, description="KV blocks on disk outlive the server; false: deleted at its end"
+    )
+    kv_cache_pause_policy: KvCachePausePolicy = Field(
+        KvCachePausePolicy.AUTO,
+        description="How a paused request gets evicted KV back: recompute, offload (from the "
+        "tiers), auto (the faster one, as measured)",
+    )
+    kv_cache_onboard_blocks: bool = Field(
+        True, description="Bring offloaded KV blocks back on a hit; false: only offload"
+    )
     default_max_tokens: int = Field(
         256, ge=1, description="max_tokens of a request that names none"
     )
@@ -198,6 +220,14 @@ class InflightConfig(BaseModel):
                 copy_on_partial_reuse=self.copy_on_partial_reuse,
                 max_tokens=self.max_tokens_in_paged_kv_cache,
                 free_memory_fraction=self.kv_cache_free_gpu_mem_fraction,
+                tiers=KvTiersConfig(
+                    host_memory_bytes=self.kv_cache_host_memory_bytes,
+                    disk_bytes=self.kv_cache_disk_bytes,
+                    disk_path=self.kv_cache_disk_path,
+                    disk_persist=self.kv_cache_disk_persist,
+                    pause_policy=self.kv_cache_pause_policy,
+                    onboard_blocks=self.kv_cache_onboard_blocks,
+                ),
             ),
             iter_stats_max_iterations=self.iter_stats_max_iterations,
             request_stats_max_iterations=self.request_stats_max_iterations,

@@ -50,6 +50,47 @@ class SchedulerConfig:
             )
 
 
+class KvCachePausePolicy(Enum):
+    """How a paused request gets the KV back that was evicted while it waited."""
+
+    RECOMPUTE = "recompute"
+    """It computes its tokens again."""
+    OFFLOAD = "offload"
+    """Its blocks come from the tiers, wherever they are there."""
+    AUTO = "auto"
+    """Whichever is faster by what was measured, as for every other request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTiersConfig:
+    """Where evicted KV blocks go."""
+
+    host_memory_bytes: int = 0
+    """Host memory beside the primary pool; 0 = no such tier."""
+    disk_bytes: int = 0
+    """0 = no such tier."""
+    disk_path: str = ""
+    """Folder in which the blocks get one of their own; needed where disk_bytes > 0."""
+    disk_persist: bool = False
+    """Blocks on disk outlive the process; otherwise its end deletes them."""
+    pause_policy: KvCachePausePolicy = KvCachePausePolicy.AUTO
+    onboard_blocks: bool = True
+    """False: blocks are offloaded and never brought back."""
+
+    @property
+    def exist(self) -> bool:
+        return self.host_memory_bytes > 0 or self.disk_bytes > 0
+
+    def __post_init__(self) -> None:
+        for key in ("host_memory_bytes", "disk_bytes"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"kv_cache_{key}: {getattr(self, key)} must be 0 or larger")
+        if self.disk_bytes and not self.disk_path:
+            raise ConfigError("kv_cache_disk_path: must be set where kv_cache_disk_bytes is")
+        if self.disk_persist and not self.disk_bytes:
+            raise ConfigError("kv_cache_disk_persist: needs kv_cache_disk_bytes")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheConfig:
     tokens_per_block: int = 32
@@ -66,6 +107,7 @@ class KvCacheConfig:
     """Upper bound of the pool in tokens; None = from free_memory_fraction alone."""
     free_memory_fraction: float | None = None
     """Share of the memory that is free after the weights; None = 0.9 on a GPU, 0.3 on a CPU."""
+    tiers: KvTiersConfig = field(default_factory=KvTiersConfig)
 
     def __post_init__(self) -> None:
         if self.tokens_per_block < 1:
@@ -78,6 +120,10 @@ class KvCacheConfig:
         if fraction is not None and not 0 < fraction <= 1:
             raise ConfigError(
                 f"kv_cache_free_gpu_mem_fraction: {fraction} must be above 0 and at most 1"
+            )
+        if self.tiers.exist and not self.enable_block_reuse:
+            raise ConfigError(
+                "kv_cache_host_memory_bytes, kv_cache_disk_bytes: need enable_kv_cache_reuse"
             )
 
 

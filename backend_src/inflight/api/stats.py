@@ -54,6 +54,47 @@ class KvCacheStats(_Json):
         return _Json.to_json(self) | {"cacheHitRate": self.cache_hit_rate}
 
 
+@dataclass(frozen=True, slots=True)
+class KvTierStats(_Json):
+    """What one tier holds now."""
+
+    num_blocks: int
+    used_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTiersStats(_Json):
+    """The tiers below the primary pool. Counts are since the start; rates are averages of the
+    latest measurements, None before the first."""
+
+    host: KvTierStats | None
+    disk: KvTierStats | None
+    offloaded_blocks: int
+    """Evicted blocks that were copied into the first tier."""
+    offloaded_bytes: int
+    dropped_blocks: int
+    """Lost because the disk did not write fast enough."""
+    onboarded_host_blocks: int
+    onboarded_disk_blocks: int
+    onboarded_bytes: int
+    recompute_decisions: int
+    """Times that blocks were there, and computing them was measured to be faster or is what
+    kv_cache_pause_policy says."""
+    late_loads: int
+    """Requests that waited for the disk as long as computing takes, and then were computed."""
+    disk_io_errors: int
+    disk_bad_files: int
+    """Corrupt, cut or foreign files."""
+    host_bytes_per_second: float | None
+    disk_bytes_per_second: float | None
+    context_tokens_per_second: float | None
+
+    @property
+    def onboarded_blocks(self) -> int:
+        return self.onboarded_host_blocks + self.onboarded_disk_blocks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InflightBatchingStats(_Json):
     """What one iteration computed."""
@@ -93,6 +134,8 @@ class IterationStats(_Json):
     num_generated_tokens: int = 0
     """Tokens sampled in this iteration."""
     kv_cache_stats: KvCacheStats
+    kv_tiers_stats: KvTiersStats | None = None
+    """None: there are no tiers."""
     inflight_batching_stats: InflightBatchingStats
 
 

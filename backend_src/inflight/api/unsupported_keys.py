@@ -15,8 +15,6 @@ UNSUPPORTED_KEYS: Mapping[str, str] = {
     "max_attention_window_size": "the attention window comes from the checkpoint",
     "sink_token_length": "attention sinks come from the checkpoint",
     "cross_kv_cache_fraction": "encoder-decoder models are not served",
-    "kv_cache_host_memory_bytes": "KV cache tiers are not built yet",
-    "kv_cache_onboard_blocks": "KV cache tiers are not built yet",
     "enable_trt_overlap": "there is no such switch",
     "recv_poll_period_ms": "the engine waits for requests, it does not poll",
     "decoding_mode": "it follows from each request (greedy or sampling)",

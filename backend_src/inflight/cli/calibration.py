@@ -62,6 +62,18 @@ class MeasuredRunner:
     ) -> None:
         self._runner.copy_blocks(source_ids, target_ids)
 
+    @property
+    def kv_block_format(self) -> str:
+        return self._runner.kv_block_format
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        return self._runner.read_blocks(block_ids)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        self._runner.write_blocks(block_ids, contents)
+
 
 def shape_of(inputs: PackedInputs) -> IterationShape:
     """What ``IterationShape.of`` says of the plan that was packed."""

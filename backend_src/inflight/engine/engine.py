@@ -21,6 +21,7 @@ from inflight.engine.parts import EngineParts
 from inflight.engine.record import RequestRecord
 from inflight.engine.responder import Responder
 from inflight.engine.statistics import StatsRecorder
+from inflight.engine.tiers import Onboarder, make_tiers
 from inflight.errors import QueueFullError, ShuttingDownError
 from inflight.kv_cache.manager import KvCacheManager
 from inflight.model.packing import Packer
@@ -48,9 +49,12 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         lane: ForwardLane | None = None,
         sampling_kernels: SamplingKernels | None = None,
+        model_identity: str | None = None,
     ) -> None:
         """``runner`` is loaded and has no KV cache yet; ``lane`` carries its forwards (None: no
-        other thread does); ``sampling_kernels`` None: numpy's. Raises ConfigError where a limit of
+        other thread does); ``sampling_kernels`` None: numpy's; ``model_identity``: equal for equal
+        weights in equal precision, so that KV on disk can be used again (None: by no other
+        process). Raises ConfigError where a limit of
         ``config`` cannot be held."""
         self.config = config
         self._tokenizer = tokenizer
@@ -60,7 +64,7 @@ class Engine:
         num_blocks, bound = num_kv_blocks(
             config,
             kv_bytes_per_token=runner.spec.kv_bytes_per_token,
-            free_bytes=available_bytes(),
+            free_bytes=available_bytes() - config.kv_cache_config.tiers.host_memory_bytes,
         )
         tokens_per_block = config.kv_cache_config.tokens_per_block
         runner.allocate_kv_cache(num_blocks, tokens_per_block)
@@ -69,7 +73,16 @@ class Engine:
         )
         self.inbox, self.outbox = Inbox(), Outbox()
         self.stats = StatsRecorder(config)
-        self.kv = KvCacheManager(num_blocks, config.kv_cache_config, clock=clock)
+        tiers = make_tiers(
+            runner, config.kv_cache_config, model_identity=model_identity, clock=clock
+        )
+        self.kv = KvCacheManager(
+            num_blocks,
+            config.kv_cache_config,
+            clock=clock,
+            observers=() if tiers is None else (tiers,),
+        )
+        self.onboarder = None if tiers is None else Onboarder(tiers, self.kv, config)
         self.loop = IterationLoop(
             self._make_parts(runner, lane or InlineLane(), sampling_kernels), clock
         )
@@ -93,6 +106,11 @@ class Engine:
         """Into the inbox; the next step takes it. Raises ShuttingDownError when that is closed."""
         if not self.inbox.put(self._make_record(request_id, request)):
             raise ShuttingDownError("the server is shutting down")
+
+    def close(self) -> None:
+        """Ends what runs beside the loop, once that is not stepped any more."""
+        if self.onboarder is not None:
+            self.onboarder.close()
 
     def _make_record(self, request_id: int, request: Request) -> RequestRecord:
         now = self._clock()
@@ -157,4 +175,5 @@ class Engine:
             inbox=self.inbox,
             responder=Responder(self.outbox),
             stats=self.stats,
+            onboarder=self.onboarder,
         )

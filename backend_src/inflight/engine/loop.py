@@ -112,6 +112,8 @@ class IterationLoop:
             self._fail(computed.plan, computed.outcome)
             return None
         self.parts.scheduler.observe(computed.plan, computed.ended - computed.began)
+        if self.parts.onboarder is not None:
+            self.parts.onboarder.observe(computed.plan, computed.ended - computed.began)
         num_generated = self._accept(computed, computed.outcome)
         return SettledIteration(computed.plan, num_generated, computed.began, computed.ended)
 
@@ -181,10 +183,9 @@ class IterationLoop:
 
     def _plan(self) -> ScheduledBatch:
         """The scheduler's plan; those that it pauses have lost their blocks."""
-        kv = self.parts.kv
-        plan = self.parts.scheduler.schedule(
-            self._iteration, self.book.started, self.book.waiting, kv
-        )
+        kv, onboarder = self.parts.kv, self.parts.onboarder
+        waiting = self.book.waiting if onboarder is None else onboarder.ready_to_start(self.book)
+        plan = self.parts.scheduler.schedule(self._iteration, self.book.started, waiting, kv)
         for request in plan.paused:
             kv.release(request.request_id)
             self.book.pause(request)
@@ -242,7 +243,8 @@ class IterationLoop:
         self._ended.clear()
         parts.responder.flush()
         if settled is not None:
-            parts.stats.record(settled, self.book, parts.kv)
+            tiers = None if parts.onboarder is None else parts.onboarder.tiers.stats()
+            parts.stats.record(settled, self.book, parts.kv, tiers)
 
     # How requests end.
 
@@ -279,7 +281,10 @@ class IterationLoop:
         record.llm.finish(reason)
 
     def _check_liveness(self, plan: ScheduledBatch) -> None:
-        """Requests wait, none runs, none was paused just now: nothing would ever change."""
+        """Requests wait, none runs, none was paused just now: nothing would ever change, unless
+        one waits for its blocks."""
+        if self.parts.onboarder is not None and self.parts.onboarder.wait():
+            return
         if self.book.waiting and not self.book.started and not plan.paused:
             raise IntegrityError(f"{len(self.book.waiting)} requests wait and none can start")
 

@@ -39,9 +39,14 @@ def num_kv_blocks(
     requests of ``max_seq_len`` could ever hold. ``num_blocks`` overrides them all. The pool takes
     its memory as blocks are first written: that it is free now is checked here, nobody keeps it
     free. Raises ConfigError when not even one request of two blocks fits, or when ``num_blocks``
-    are more than fit.
+    are more than fit. ``free_bytes``: what the host tier leaves; not positive is an error as well.
     """
     kv = config.kv_cache_config
+    if free_bytes <= 0:
+        raise ConfigError(
+            f"kv_cache_host_memory_bytes: {kv.tiers.host_memory_bytes} bytes leave no memory for "
+            "the KV cache itself"
+        )
     per_block = kv_bytes_per_token * kv.tokens_per_block
     if kv.num_blocks is not None:
         if kv.num_blocks * per_block > free_bytes:

@@ -8,6 +8,7 @@ from inflight.engine.inbox import Inbox
 from inflight.engine.lane import ForwardLane
 from inflight.engine.responder import Responder
 from inflight.engine.statistics import StatsRecorder
+from inflight.engine.tiers import Onboarder
 from inflight.kv_cache.manager import KvCacheManager
 from inflight.model.packing import Packer
 from inflight.model.runner import ModelRunner
@@ -28,3 +29,5 @@ class EngineParts:
     inbox: Inbox
     responder: Responder
     stats: StatsRecorder
+    onboarder: Onboarder | None = None
+    """None: there are no tiers below the primary pool."""

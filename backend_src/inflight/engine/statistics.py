@@ -10,6 +10,7 @@ from inflight.api.executor_config import ExecutorConfig
 from inflight.api.stats import (
     InflightBatchingStats,
     IterationStats,
+    KvTiersStats,
     RequestStats,
     RequestStatsPerIteration,
 )
@@ -44,7 +45,13 @@ class StatsRecorder:
     def count_completed(self) -> None:
         self._num_completed += 1
 
-    def record(self, settled: SettledIteration, book: RequestBook, kv: KvCacheManager) -> None:
+    def record(
+        self,
+        settled: SettledIteration,
+        book: RequestBook,
+        kv: KvCacheManager,
+        tiers: KvTiersStats | None = None,
+    ) -> None:
         """One iteration. Requests and blocks are counted as they stand now, when the next one has
         been planned."""
         plan, ended = settled.plan, settled.ended
@@ -63,6 +70,7 @@ class StatsRecorder:
             cpu_mem_usage=self._resident(ended),
             num_generated_tokens=settled.num_generated,
             kv_cache_stats=kv.stats(),
+            kv_tiers_stats=tiers,
             inflight_batching_stats=_batching(plan),
         )
         self._num_new = self._num_completed = 0

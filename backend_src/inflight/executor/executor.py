@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -45,10 +46,11 @@ class Executor:
         end_ids: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
         sampling_kernels: SamplingKernels | None = None,
+        model_identity: str | None = None,
     ) -> None:
         """``runner`` is loaded and has no KV cache yet; ``end_ids`` are the checkpoint's;
-        ``sampling_kernels`` None: numpy's. Raises ConfigError where a limit of ``config`` cannot be
-        held."""
+        ``sampling_kernels`` None: numpy's; ``model_identity``: see Engine. Raises ConfigError where
+        a limit of ``config`` cannot be held."""
         self.config = config
         self.tokenizer = tokenizer
         self._clients = InFlightClients()
@@ -62,6 +64,7 @@ class Executor:
             clock=clock,
             lane=self._forward_thread,
             sampling_kernels=sampling_kernels,
+            model_identity=model_identity,
         )
         self._thread = threading.Thread(target=self._run, name="inflight-engine", daemon=True)
         self._thread.start()
@@ -90,6 +93,7 @@ class Executor:
             tokenizer=Tokenizer.from_directory(checkpoint.directory),
             end_ids=checkpoint.end_ids,
             sampling_kernels=load_sampling_kernels(config.cache_dir, runner.spec),
+            model_identity=_identity(checkpoint.directory, config, runner),
         )
 
     def __enter__(self) -> Executor:
@@ -223,3 +227,16 @@ class Executor:
             self._failure = error
             engine.inbox.close()
             engine.loop.fail_everyone(lambda: RequestFailedError("the engine stopped on an error"))
+        finally:
+            engine.close()
+
+
+def _identity(directory: Path, config: InflightConfig, runner: ModelRunner) -> str | None:
+    """What computes the KV: weights, their precision and the runner. None where KV is not kept:
+    hashing large weights for the first time takes seconds."""
+    if not config.kv_cache_disk_persist:
+        return None
+    from inflight.checkpoint.hashes import content_hash
+
+    weights = content_hash(directory, config.cache_dir)
+    return f"{weights} {config.dtype} {type(runner).__name__}"

@@ -14,7 +14,8 @@ from inflight.api.kv import PrefixMatch
 from inflight.api.stats import KvCacheStats
 from inflight.errors import IntegrityError
 from inflight.kv_cache.extent import KvExtent
-from inflight.kv_cache.identity import PrefixIdentity, token_bytes
+from inflight.kv_cache.identity import BlockKey, PrefixIdentity, token_bytes
+from inflight.kv_cache.insertion import WriteBlocks, insert_cached
 from inflight.kv_cache.integrity import find_faults
 from inflight.kv_cache.observer import BlockObserver
 from inflight.kv_cache.pool import BlockPool
@@ -153,6 +154,33 @@ class KvCacheManager:
             return 0
         tokens = token_bytes(token_ids[start:end])
         return self._tree.longest_part(parent, tokens, only_unused=not self._copies_parts)
+
+    def missing_blocks(
+        self, request_id: int, token_ids: npt.NDArray[np.int32]
+    ) -> Sequence[BlockKey]:
+        """The whole blocks that ``match_prefix`` would offer as well if they were in the cache, in
+        order: what other tiers may be asked for."""
+        if not self._reuses:
+            return ()
+        sequence = self._sequences[request_id]
+        most = (len(token_ids) - 1) // self._tokens_per_block
+        keys = list(sequence.keys(token_ids, 0, most))
+        return keys[len(self._tree.match(self._tree.root(sequence.root_digest), keys)) :]
+
+    def onboard(
+        self, request_id: int, token_ids: npt.NDArray[np.int32], num_blocks: int, write: WriteBlocks
+    ) -> int:
+        """Puts the first ``num_blocks`` of ``missing_blocks`` into the cache, held by nobody.
+
+        Returns how many there was room for. ``write`` fills them; see ``insert_cached``. Call it
+        between two iterations.
+        """
+        sequence = self._sequences[request_id]
+        missing = self.missing_blocks(request_id, token_ids)[:num_blocks]
+        root = self._tree.root(sequence.root_digest)
+        nodes = self._tree.match(root, sequence.known_keys)
+        keys = [(k, sequence.retention_of(i)) for i, k in enumerate(missing, len(nodes))]
+        return insert_cached(self._pool, (root, nodes), keys, write) if keys else 0
 
     def next_block(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> bytes | None:
         """The name of the block that a started request makes reusable next, if ``token_ids``

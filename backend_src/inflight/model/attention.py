@@ -92,3 +92,18 @@ class AttentionBackend(Protocol):
     ) -> None:
         """Copies whole blocks in all layers, as if all sources were read before any write."""
         ...
+
+    @property
+    def block_format(self) -> str:
+        """Changes whenever the bytes of ``read_blocks`` mean something else."""
+        ...
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """As ``ModelRunner.read_blocks``."""
+        ...
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        """As ``ModelRunner.write_blocks``."""
+        ...

@@ -58,3 +58,18 @@ class HfRunner:
     ) -> None:
         assert self._is_allocated
         self.backend.copy_blocks(source_ids, target_ids)
+
+    @property
+    def kv_block_format(self) -> str:
+        assert self._is_allocated
+        return f"{self._spec.dtype} {self.backend.block_format}"
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        assert self._is_allocated
+        return self.backend.read_blocks(block_ids)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        assert self._is_allocated
+        self.backend.write_blocks(block_ids, contents)

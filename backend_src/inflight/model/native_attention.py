@@ -88,6 +88,18 @@ class NativeAttentionBackend:
         self._native.copy_blocks(source_ids, target_ids)
 
     @property
+    def block_format(self) -> str:
+        return self._native.block_format
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        return self._native.read_blocks(block_ids)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        self._native.write_blocks(block_ids, contents)
+
+    @property
     def _native(self) -> NativeAttention:
         assert self._attention is not None, "allocate comes first"
         return self._attention

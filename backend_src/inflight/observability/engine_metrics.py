@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inflight.api.response import FinishReason, RequestPerfMetrics
-from inflight.api.stats import InflightBatchingStats, IterationStats, KvCacheStats
+from inflight.api.stats import InflightBatchingStats, IterationStats, KvCacheStats, KvTiersStats
 from inflight.errors import (
     DuplicateRequestError,
     InvalidRequestError,
@@ -97,6 +97,8 @@ class EngineMetrics:
         ledger.set(families.RUNTIME_MEMORY, "cpu", last.cpu_mem_usage)
         ledger.set(families.RUNTIME_MEMORY, "gpu", last.gpu_mem_usage)
         ledger.set(families.RUNTIME_MEMORY, "pinned", last.pinned_mem_usage)
+        if last.kv_tiers_stats is not None:
+            self._tiers(last.kv_tiers_stats)
         ledger.set(families.GENERAL, "timestamp", last.timestamp)
         ledger.set(families.GENERAL, "iteration_counter", last.iter)
 
@@ -123,6 +125,16 @@ class EngineMetrics:
 
     def drain(self) -> list[Update]:
         return self._ledger.drain()
+
+    def _tiers(self, stats: KvTiersStats) -> None:
+        ledger = self._ledger
+        for name, tier in (("host", stats.host), ("disk", stats.disk)):
+            ledger.set(families.KV_TIER_BYTES, name, 0 if tier is None else tier.used_bytes)
+        ledger.raise_to(families.OFFLOADED_BYTES, stats.offloaded_bytes)
+        ledger.raise_to(families.ONBOARDED_BYTES, stats.onboarded_bytes)
+        ledger.raise_to(families.LOST_TIER_BLOCKS, stats.dropped_blocks, "dropped")
+        ledger.raise_to(families.LOST_TIER_BLOCKS, stats.disk_io_errors, "io_error")
+        ledger.raise_to(families.LOST_TIER_BLOCKS, stats.disk_bad_files, "bad_file")
 
     def _batch(self, num_active: int, batch: InflightBatchingStats) -> None:
         ledger = self._ledger

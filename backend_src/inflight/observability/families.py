@@ -132,6 +132,24 @@ PAUSES = _counter("inflight_pauses_total", "Times a started request lost its KV 
 EVICTED_BLOCKS = _counter("inflight_evicted_blocks_total", "Cached KV blocks that were overwritten")
 REUSED_BLOCKS = _counter("inflight_reused_blocks_total", "KV blocks found in the cache")
 MISSED_BLOCKS = _counter("inflight_missed_blocks_total", "KV blocks looked for and not found")
+KV_TIER_BYTES = _gauges(
+    "inflight_kv_tier_bytes",
+    "Bytes of evicted KV blocks that each tier holds",
+    "tier",
+    *("host", "disk"),
+)
+OFFLOADED_BYTES = _counter(
+    "inflight_offloaded_bytes_total", "Bytes of evicted KV blocks that were kept in a tier"
+)
+ONBOARDED_BYTES = _counter(
+    "inflight_onboarded_bytes_total", "Bytes of KV blocks that were brought back from a tier"
+)
+LOST_TIER_BLOCKS = _counter(
+    "inflight_lost_tier_blocks_total",
+    "KV blocks that a tier lost: the disk did not keep up, an I/O error, a corrupt or foreign file",
+    "reason",
+    *("dropped", "io_error", "bad_file"),
+)
 ENDED_REQUESTS = _counter(
     "inflight_requests_total",
     "Requests that have ended, each prompt of a batch for itself, by finish reason",
@@ -163,6 +181,10 @@ FAMILIES: tuple[Family, ...] = (
     EVICTED_BLOCKS,
     REUSED_BLOCKS,
     MISSED_BLOCKS,
+    KV_TIER_BYTES,
+    OFFLOADED_BYTES,
+    ONBOARDED_BYTES,
+    LOST_TIER_BLOCKS,
     ENDED_REQUESTS,
     REJECTED_REQUESTS,
 )

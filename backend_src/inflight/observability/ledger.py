@@ -55,9 +55,9 @@ class MetricLedger:
         with self._lock:
             self._added[series] = self._added.get(series, 0.0) + amount
 
-    def raise_to(self, family: Family, total: float) -> None:
+    def raise_to(self, family: Family, total: float, label_value: str = "") -> None:
         """The counter follows a total kept elsewhere; a total that fell adds nothing."""
-        series = _series(family, "", MetricKind.COUNTER)
+        series = _series(family, label_value, MetricKind.COUNTER)
         with self._lock:
             grown = total - self._totals.get(series, 0.0)
             if grown > 0:

@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 
 from inflight.api.response import FinishReason, RequestPerfMetrics
-from inflight.api.stats import InflightBatchingStats, IterationStats, KvCacheStats
+from inflight.api.stats import (
+    InflightBatchingStats,
+    IterationStats,
+    KvCacheStats,
+    KvTiersStats,
+    KvTierStats,
+)
 from inflight.errors import (
     DuplicateRequestError,
     InvalidRequestError,
@@ -203,6 +209,38 @@ def test_rejections_are_counted_by_reason(error: RequestError, reason: str) -> N
     metrics.request_rejected(error)
     metrics.request_rejected(error)
     assert values(metrics.drain()) == {("inflight_rejected_requests_total", reason): 2}
+
+
+def test_tiers_show_what_they_hold_moved_and_lost() -> None:
+    metrics = EngineMetrics()
+    tiers = KvTiersStats(
+        host=KvTierStats(3, 300, 1000),
+        disk=None,
+        offloaded_blocks=7,
+        offloaded_bytes=700,
+        dropped_blocks=2,
+        onboarded_host_blocks=4,
+        onboarded_disk_blocks=1,
+        onboarded_bytes=500,
+        recompute_decisions=0,
+        late_loads=0,
+        disk_io_errors=6,
+        disk_bad_files=5,
+        host_bytes_per_second=None,
+        disk_bytes_per_second=None,
+        context_tokens_per_second=None,
+    )
+    metrics.iterations([iteration(1, kv_tiers_stats=tiers)])
+    told = values(metrics.drain())
+    assert told["inflight_kv_tier_bytes", "host"] == 300
+    assert told["inflight_kv_tier_bytes", "disk"] == 0
+    assert told["inflight_offloaded_bytes_total", ""] == 700
+    assert told["inflight_onboarded_bytes_total", ""] == 500
+    lost = "inflight_lost_tier_blocks_total"
+    assert [told[lost, name] for name in ("dropped", "io_error", "bad_file")] == [2, 6, 5]
+    assert tiers.onboarded_blocks == 5
+    metrics.iterations([iteration(2, kv_tiers_stats=tiers)])
+    assert (lost, "dropped") not in values(metrics.drain()), "nothing more was lost"
 
 
 def test_tokens_and_early_ends_are_counted() -> None:

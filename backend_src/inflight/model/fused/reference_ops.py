@@ -67,6 +67,18 @@ class ReferenceAttention:
     ) -> None:
         self._paged.copy_blocks(source_ids, target_ids)
 
+    @property
+    def block_format(self) -> str:
+        return self._paged.block_format
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        return self._paged.read_blocks(block_ids)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        self._paged.write_blocks(block_ids, contents)
+
     def _turned(self, heads: Tensor, rules: LayerRules) -> Tensor:
         """[T, heads, head_dim] with rope applied."""
         if rules.cos_sin is None:

@@ -1,0 +1,260 @@
+"""KvTiers: what the engine sees of the tiers. Evicted blocks go down, wanted ones come back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.api.executor_config import KvCachePausePolicy
+from inflight.api.stats import KvTiersStats, KvTierStats
+from inflight.kv_cache.identity import BlockKey
+from inflight.kv_cache.manager import KvCacheManager
+from inflight.kv_cache.observer import ObservedBlock
+from inflight.kv_cache.tiers.cascade import Place, TierCascade
+from inflight.kv_cache.tiers.cost import OnboardCost
+from inflight.kv_cache.tiers.loading import Load
+from inflight.kv_cache.tiers.storage import BlockContent, TierBlock
+
+logger = logging.getLogger(__name__)
+
+MAX_LOADS = 4
+"""Requests that wait for the disk at once; it reads for one after the other."""
+LONGEST_UNMEASURED_LOAD = 1.0
+"""Seconds that a request waits for the disk while nobody knows what computing would take."""
+
+
+class BlockMemory(Protocol):
+    """The part of ``ModelRunner`` that moves blocks."""
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]: ...
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None: ...
+
+
+class KvTiers:
+    """On the engine thread, between two forwards. A BlockObserver: what is evicted is copied before
+    its slots are given to somebody else.
+
+    Onboarding puts blocks back into the cache, held by nobody, where the next ``match_prefix``
+    finds them: the scheduler and ``reserve`` know nothing of tiers.
+    """
+
+    def __init__(
+        self,
+        cascade: TierCascade,
+        memory: BlockMemory,
+        cost: OnboardCost,
+        *,
+        pause_policy: KvCachePausePolicy,
+        onboards: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``onboards`` False: blocks are offloaded and never brought back."""
+        self.cascade = cascade
+        self.cost = cost
+        self._memory = memory
+        self._pause_policy = pause_policy
+        self._onboards = onboards
+        self._clock = clock
+        self._loads: dict[int, Load] = {}
+        """By request; its blocks come from the disk."""
+        self._given_up: set[int] = set()
+        """Requests that are not asked for again: they have got what they get."""
+        self._num_offloaded = 0
+        self._num_onboarded = dict.fromkeys(Place, 0)
+        self._num_recomputed = 0
+        self._num_late_loads = 0
+
+    # Down.
+
+    def stored(self, block: ObservedBlock) -> None:
+        """Nothing is copied before it must be."""
+
+    def removed(self, block: ObservedBlock) -> None:
+        if self.cascade.place_of(block.key) is not None:
+            self.cascade.find(block.key)  # counts as used
+            return
+        try:
+            ids = np.array([block.block_id], dtype=np.int32)
+            content = self._memory.read_blocks(ids)[0]
+        except Exception as error:  # the block is lost, which is no reason to stop
+            logger.error("a KV block was not read: %s", type(error).__name__, exc_info=error)
+            return
+        self._num_offloaded += 1
+        self.cascade.put(TierBlock(block.key, content))
+
+    # Back.
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loads)
+
+    def wait(self, timeout: float) -> None:
+        """Until a request's blocks are there, ``timeout`` seconds at most."""
+        self.cascade.wait_for_any(list(self._loads.values()), timeout)
+
+    def prepare(
+        self, kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32], *, paused: bool
+    ) -> bool:
+        """Before a waiting request is scheduled. False: it waits for blocks from the disk.
+
+        ``token_ids``: int32[n], all it has. ``paused``: it held blocks before.
+        """
+        if not self._onboards or request_id in self._given_up:
+            return True
+        if request_id in self._loads:
+            return self._finish_load(kv, request_id, token_ids)
+        keys, places = self._found(kv.missing_blocks(request_id, token_ids))
+        if not keys:
+            return True
+        number = self._num_to_onboard(places, paused)
+        if number == 0:
+            self._num_recomputed += 1
+            self._given_up.add(request_id)
+            return True
+        places = places[:number]
+        num_near = places.index(Place.DISK) if Place.DISK in places else number
+        self._onboard_from_host(kv, request_id, token_ids, keys[:num_near])
+        if num_near == number:
+            return True
+        if len(self._loads) < MAX_LOADS:
+            self._loads[request_id] = self.cascade.load(keys[num_near:number], self._clock())
+        return False
+
+    def forget_all_but(self, request_ids: Collection[int]) -> None:
+        """Requests that are not among these wait no more: they have started, or ended."""
+        for request_id in self._loads.keys() - set(request_ids):
+            self._loads.pop(request_id).is_cancelled = True
+        self._given_up.intersection_update(request_ids)
+
+    def _found(self, missing: Sequence[BlockKey]) -> tuple[list[BlockKey], list[Place]]:
+        """The first of the missing blocks, as far as a tier has all of them."""
+        keys, places = [], []
+        for key in missing:
+            place = self.cascade.place_of(key)
+            if place is None:
+                break
+            keys.append(key)
+            places.append(place)
+        return keys, places
+
+    def _num_to_onboard(self, places: Sequence[Place], paused: bool) -> int:
+        if paused and self._pause_policy is not KvCachePausePolicy.AUTO:
+            return len(places) if self._pause_policy is KvCachePausePolicy.OFFLOAD else 0
+        return self.cost.num_worthwhile(places)
+
+    def _onboard_from_host(
+        self,
+        kv: KvCacheManager,
+        request_id: int,
+        token_ids: npt.NDArray[np.int32],
+        keys: Sequence[BlockKey],
+    ) -> None:
+        # All are looked up before the first is written: that may evict, and push out of the tier.
+        contents = []
+        for key in keys:
+            content = self.cascade.find(key)
+            if content is None:
+                break
+            contents.append(content)
+        self._onboard(kv, request_id, token_ids, Place.HOST, contents)
+
+    def _finish_load(
+        self, kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32]
+    ) -> bool:
+        load = self._loads[request_id]
+        if not load.is_done:
+            return self._is_too_late(request_id, load)
+        del self._loads[request_id]
+        self._given_up.add(request_id)  # what is there by now is all that it waits for
+        missing = kv.missing_blocks(request_id, token_ids)
+        # Another request may have computed the first ones meanwhile; then they are not missing.
+        # Where what stood before them is gone, none of them is of use.
+        is_continued = bool(missing) and missing[0] in load.keys
+        first = load.keys.index(missing[0]) if is_continued else len(load.contents)
+        self.cost.bandwidth[Place.DISK].observe(_num_bytes(load.contents), load.seconds)
+        self._onboard(kv, request_id, token_ids, Place.DISK, load.contents[first:])
+        for key, content in zip(load.keys, load.contents, strict=False):
+            self.cascade.put(TierBlock(key, content))
+        return True
+
+    def _is_too_late(self, request_id: int, load: Load) -> bool:
+        """A request waits no longer than computing the tokens would take."""
+        waited = self._clock() - load.began
+        longest = self.cost.seconds_to_compute(len(load.keys))
+        if waited <= (LONGEST_UNMEASURED_LOAD if longest is None else longest):
+            return False
+        load.is_cancelled = True
+        del self._loads[request_id]
+        self._given_up.add(request_id)
+        self._num_late_loads += 1
+        self.cost.bandwidth[Place.DISK].observe(self.cost.block_bytes * len(load.keys), waited)
+        return True
+
+    def _onboard(
+        self,
+        kv: KvCacheManager,
+        request_id: int,
+        token_ids: npt.NDArray[np.int32],
+        place: Place,
+        contents: Sequence[BlockContent],
+    ) -> None:
+        """Into the primary pool. The time it takes, offloading what has to go for it included, is
+        the cost of host memory."""
+        if not contents:
+            return
+
+        def write(block_ids: npt.NDArray[np.int32]) -> None:
+            try:
+                for at in range(len(block_ids)):
+                    self._memory.write_blocks(block_ids[at : at + 1], contents[at][None])
+            except Exception as error:
+                raise _NotWrittenError from error
+
+        began = time.perf_counter()
+        try:
+            number = kv.onboard(request_id, token_ids, len(contents), write)
+        except _NotWrittenError as error:
+            logger.error("KV blocks were not onboarded", exc_info=error.__cause__)
+            self._given_up.add(request_id)
+            return
+        self._num_onboarded[place] += number
+        self.cost.bandwidth[Place.HOST].observe(
+            _num_bytes(contents[:number]), time.perf_counter() - began
+        )
+
+    def stats(self) -> KvTiersStats:
+        host, disk = self.cascade.host, self.cascade.disk
+        bandwidth = self.cost.bandwidth
+        return KvTiersStats(
+            host=None if host is None else KvTierStats(*host.usage),
+            disk=None if disk is None else KvTierStats(*disk.usage),
+            offloaded_blocks=self._num_offloaded,
+            offloaded_bytes=self._num_offloaded * self.cost.block_bytes,
+            dropped_blocks=self.cascade.num_dropped,
+            onboarded_host_blocks=self._num_onboarded[Place.HOST],
+            onboarded_disk_blocks=self._num_onboarded[Place.DISK],
+            onboarded_bytes=sum(self._num_onboarded.values()) * self.cost.block_bytes,
+            recompute_decisions=self._num_recomputed,
+            late_loads=self._num_late_loads,
+            disk_io_errors=0 if disk is None else disk.num_io_errors,
+            disk_bad_files=0 if disk is None else disk.num_bad_files,
+            host_bytes_per_second=bandwidth[Place.HOST].per_second,
+            disk_bytes_per_second=bandwidth[Place.DISK].per_second,
+            context_tokens_per_second=self.cost.context.per_second,
+        )
+
+
+class _NotWrittenError(Exception):
+    """The runner did not take blocks. Nothing of them is in the cache."""
+
+
+def _num_bytes(contents: Sequence[BlockContent]) -> int:
+    return sum(content.nbytes for content in contents)

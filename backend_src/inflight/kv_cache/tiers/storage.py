@@ -1,0 +1,57 @@
+"""TierStorage: what every tier promises, whatever it keeps blocks in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.kv_cache.identity import BlockKey
+
+BlockContent = npt.NDArray[np.uint8]
+"""uint8[block_bytes]: the KV of one block, as ``ModelRunner.read_blocks`` gives it. Nobody writes
+into it any more."""
+
+
+class TierBlock(NamedTuple):
+    """A full block outside the primary pool."""
+
+    key: BlockKey
+    """The digest finds it; tokens and extra ids are compared on every hit."""
+    content: BlockContent
+
+
+class TierUsage(NamedTuple):
+    num_blocks: int
+    used_bytes: int
+    max_bytes: int
+
+
+class TierStorage(Protocol):
+    """One tier. It holds at most ``max_bytes`` and gives up first what was not used for longest.
+
+    It never raises for what a device does: a block that cannot be written or read back exactly as
+    it was is a miss.
+    """
+
+    @property
+    def usage(self) -> TierUsage: ...
+
+    def contains(self, key: BlockKey) -> bool:
+        """Whether ``get`` is likely to find the block; quick, without any I/O."""
+        ...
+
+    def get(self, key: BlockKey) -> BlockContent | None:
+        """The content that was put under this key, tokens compared; None: a miss."""
+        ...
+
+    def put(self, block: TierBlock) -> Sequence[TierBlock]:
+        """Keeps the block, or counts it as used if it is here. Returns what was given up for it and
+        can go to the next tier, oldest first (``block`` itself, where it is larger than all)."""
+        ...
+
+    def remove(self, key: BlockKey) -> None:
+        """Forgets the block; one that is not here is ignored."""
+        ...

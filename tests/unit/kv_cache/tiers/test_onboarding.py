@@ -1,0 +1,183 @@
+"""KvTiers by itself: what is copied when, and what a waiting request is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from inflight.api.executor_config import KvCacheConfig, KvCachePausePolicy
+from inflight.kv_cache import KvExtent
+from inflight.kv_cache.manager import KvCacheManager
+from inflight.kv_cache.tiers.block_file import BlockFiles
+from inflight.kv_cache.tiers.cascade import TierCascade
+from inflight.kv_cache.tiers.cost import OnboardCost
+from inflight.kv_cache.tiers.disk import DiskStorage
+from inflight.kv_cache.tiers.host import HostStorage
+from inflight.kv_cache.tiers.onboarding import MAX_LOADS, KvTiers
+from tests.fakes.checked_kv_store import CheckedKvStore
+from tests.unit.kv_cache.tiers.tier_blocks import SlowFiles
+
+SIZE, NUM_BLOCKS, BLOCK_BYTES = 4, 4, 32
+
+
+class CountingStore(CheckedKvStore):
+    num_read = 0
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        self.num_read += len(block_ids)
+        return super().read_blocks(block_ids)
+
+
+class Setup:
+    """A KV cache of four blocks of four tokens, with tiers of any size below it."""
+
+    def __init__(self, host_bytes: int, disk: DiskStorage | None = None) -> None:
+        self.now = 100.0
+        self.store = CountingStore(NUM_BLOCKS, SIZE)
+        host = HostStorage(host_bytes) if host_bytes else None
+        self.cascade = TierCascade(host, disk)
+        self.tiers = KvTiers(
+            self.cascade,
+            self.store,
+            OnboardCost(BLOCK_BYTES, SIZE),
+            pause_policy=KvCachePausePolicy.AUTO,
+            clock=lambda: self.now,
+        )
+        config = KvCacheConfig(tokens_per_block=SIZE)
+        self.kv = KvCacheManager(NUM_BLOCKS, config, observers=(self.tiers,))
+        self._next_id = 0
+
+    def open(self) -> int:
+        self._next_id += 1
+        self.kv.open(self._next_id)
+        return self._next_id
+
+    def compute(self, tokens: npt.NDArray[np.int32]) -> None:
+        """A request of these tokens from its start to its end."""
+        request_id = self.open()
+        start = self.kv.match_prefix(request_id, tokens).num_tokens
+        extent = KvExtent(request_id, start, tokens)
+        self.store.copy_blocks(*self.kv.reserve([extent]))
+        table = self.kv.block_table(request_id)
+        self.store.write(table, tokens.tolist(), start, None)
+        assert self.store.holds(table, tokens.tolist(), None)
+        self.kv.commit([extent])
+        self.kv.close(request_id)
+        self.kv.check_integrity()
+
+    def prepare(self, request_id: int, tokens: npt.NDArray[np.int32]) -> bool:
+        return self.tiers.prepare(self.kv, request_id, tokens, paused=False)
+
+
+def prompt(number: int, length: int = 13) -> npt.NDArray[np.int32]:
+    return np.arange(100 * number, 100 * number + length, dtype=np.int32)
+
+
+def test_a_block_is_copied_when_it_is_evicted_and_only_once() -> None:
+    setup = Setup(host_bytes=100 * BLOCK_BYTES)
+    setup.compute(prompt(1))
+    assert setup.store.num_read == 0
+    setup.compute(prompt(2))
+    assert setup.store.num_read == 3, "three full blocks; the part of one is not kept"
+    assert setup.prepare(setup.open(), prompt(1))
+    assert setup.store.num_read == 3 + 2, "a part and two full blocks had to go for three"
+    setup.compute(prompt(1))
+    setup.compute(prompt(2))
+    assert setup.store.num_read == 3 + 3, "each block of either prompt once"
+
+
+def test_what_came_back_is_right_and_counted() -> None:
+    setup = Setup(host_bytes=100 * BLOCK_BYTES)
+    setup.compute(prompt(1))
+    setup.compute(prompt(2))
+    request_id = setup.open()
+    assert setup.prepare(request_id, prompt(1))
+    assert setup.kv.match_prefix(request_id, prompt(1)).num_tokens == 12
+    setup.compute(prompt(1))
+    stats = setup.tiers.stats()
+    assert stats.onboarded_host_blocks == 3 and stats.onboarded_bytes == 3 * BLOCK_BYTES
+    assert stats.host_bytes_per_second is not None and stats.disk_bytes_per_second is None
+
+
+@pytest.fixture
+def files() -> SlowFiles:
+    files = SlowFiles()
+    files.may_write.set()
+    return files
+
+
+def setup_on_disk(tmp_path: Path, files: BlockFiles) -> Setup:
+    """Six prompts were computed; all but the last are on disk alone."""
+    setup = Setup(0, DiskStorage(tmp_path, 1 << 20, files, keeps_files=False))
+    for number in range(6):
+        setup.compute(prompt(number))
+        assert setup.cascade.wait_until_written(10)
+    return setup
+
+
+def test_a_request_waits_for_the_disk_and_then_has_its_blocks(
+    tmp_path: Path, files: SlowFiles
+) -> None:
+    setup = setup_on_disk(tmp_path, files)
+    request_id = setup.open()
+    assert not setup.prepare(request_id, prompt(1)) and setup.tiers.is_loading
+    assert not setup.prepare(request_id, prompt(1)), "still waiting"
+    files.may_read.set()
+    setup.tiers.wait(10)
+    assert setup.prepare(request_id, prompt(1)) and not setup.tiers.is_loading
+    assert setup.kv.match_prefix(request_id, prompt(1)).num_tokens == 12
+    setup.compute(prompt(1))
+    assert setup.tiers.stats().onboarded_disk_blocks == 3
+    setup.cascade.close(5)
+
+
+def test_a_load_is_of_use_where_another_request_computed_its_beginning(
+    tmp_path: Path, files: SlowFiles
+) -> None:
+    setup = setup_on_disk(tmp_path, files)
+    request_id = setup.open()
+    assert not setup.prepare(request_id, prompt(1))
+    setup.compute(prompt(1)[:9])
+    files.may_read.set()
+    setup.tiers.wait(10)
+    assert setup.prepare(request_id, prompt(1))
+    assert setup.kv.match_prefix(request_id, prompt(1)).num_tokens == 12
+    assert setup.tiers.stats().onboarded_disk_blocks == 1
+    setup.compute(prompt(1))
+    setup.cascade.close(5)
+
+
+def test_a_request_gives_up_when_computing_would_have_been_done(
+    tmp_path: Path, files: SlowFiles
+) -> None:
+    setup = setup_on_disk(tmp_path, files)
+    setup.tiers.cost.context.observe(4, 1.0)  # a block a second
+    request_id = setup.open()
+    assert not setup.prepare(request_id, prompt(1))
+    setup.now += 2.9
+    assert not setup.prepare(request_id, prompt(1))
+    setup.now += 0.2
+    assert setup.prepare(request_id, prompt(1))
+    assert setup.prepare(request_id, prompt(1)), "and does not begin to wait again"
+    assert setup.tiers.stats().late_loads == 1
+    assert setup.tiers.stats().disk_bytes_per_second == pytest.approx(96 / 3.1)
+    files.may_read.set()
+    setup.cascade.close(5)
+
+
+def test_only_some_wait_for_the_disk_at_once_and_the_others_for_them(
+    tmp_path: Path, files: SlowFiles
+) -> None:
+    setup = setup_on_disk(tmp_path, files)
+    ids = {setup.open(): prompt(number) for number in range(5)}
+    assert len(ids) == MAX_LOADS + 1
+    assert not any(setup.prepare(request_id, tokens) for request_id, tokens in ids.items())
+    *first, last = ids
+    setup.tiers.forget_all_but([last])  # the others were cancelled
+    assert not setup.tiers.is_loading
+    assert not setup.prepare(last, ids[last]) and setup.tiers.is_loading
+    files.may_read.set()
+    setup.cascade.close(5)
