@@ -54,8 +54,7 @@ class Engine:
         """``runner`` is loaded and has no KV cache yet; ``lane`` carries its forwards (None: no
         other thread does); ``sampling_kernels`` None: numpy's; ``model_identity``: equal for equal
         weights in equal precision, so that KV on disk can be used again (None: by no other
-        process). Raises ConfigError where a limit of
-        ``config`` cannot be held."""
+        process). Raises ConfigError where a limit of ``config`` cannot be held."""
         self.config = config
         self._tokenizer = tokenizer
         self._end_ids = tuple(end_ids)
