@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,8 +25,7 @@ from pathlib import Path
 
 from inflight.checkpoint import prepare_checkpoint
 from tests.benchmarks.compare.bounds import ModelShape
-from tests.benchmarks.compare.drivers.inflight_triton import free_ports
-from tests.benchmarks.compare.processes import process_tree, resident_bytes
+from tests.benchmarks.compare.processes import free_ports, process_tree, resident_bytes, stop
 
 KV_TOKENS = 40_960
 DEADLINE_SECONDS = 600
@@ -54,8 +52,7 @@ def server(port: int, dtype: str, cache_dir: str) -> Iterator[subprocess.Popen[b
         try:
             yield process
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            stop(process, 60)
 
 
 def first_token(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,14 @@ from inflight.api import (
     SchedulerConfig,
 )
 from inflight.api.config import InflightConfig
-from inflight.batch import Phase, ScheduledBatch, ScheduledChunk
 from inflight.checkpoint import prepare_checkpoint
 from inflight.executor import Executor
+from inflight.model.accuracy import TextReader, deviation
 from inflight.model.factory import load_runner
 from inflight.model.fused.load import build_fused_runner
-from inflight.model.packing import Packer
 from inflight.native.packed import WeightKind
 from inflight.text.tokenizer import Tokenizer
 from tests.numeric.native_library import native_library
-from tests.numeric.packed_driver import request_of
 
 pytestmark = pytest.mark.numeric
 
@@ -122,18 +119,7 @@ def fused_logits(
     """float32[n, vocab_size] of all positions, computed as one context."""
     config = InflightConfig(dtype=dtype)
     runner = build_fused_runner(directory, config, native_library(), weight_kind=kind)
-    num_blocks = TEXT_LENGTH // 32
-    runner.allocate_kv_cache(num_blocks, 32)
-    packer = Packer(
-        max_num_tokens=TEXT_LENGTH,
-        max_batch_size=1,
-        max_blocks_per_sequence=num_blocks,
-        tokens_per_block=32,
-    )
-    part = ScheduledChunk(request_of(0, ids), Phase.CONTEXT, 0, len(ids), True)
-    table = np.arange(num_blocks, dtype=np.int32)
-    inputs = packer.pack(ScheduledBatch(0, context=(part,)), lambda request_id: table)
-    return runner.forward(replace(inputs, logits_indices=np.arange(len(ids)))).logits
+    return TextReader(runner, window=TEXT_LENGTH, tokens_per_block=32).logits(ids)
 
 
 def test_how_far_lower_precisions_are_from_fp32(directory: Path, text_ids: list[int]) -> None:
@@ -146,10 +132,12 @@ def test_how_far_lower_precisions_are_from_fp32(directory: Path, text_ids: list[
     exact = plain(torch.float32)
 
     def error(name: str, logits: npt.NDArray[np.float32]) -> float:
-        found = float(np.sqrt(np.mean((logits - exact) ** 2)) / exact.std())
-        same = np.mean(logits.argmax(-1) == exact.argmax(-1))
-        print(f"{name}: error {found:.5f} of the spread, the same best token in {same:.1%}")
-        return found
+        found = deviation(logits, exact)
+        print(
+            f"{name}: error {found.error:.5f} of the spread, the same best token in "
+            f"{found.agreement:.1%}"
+        )
+        return found.error
 
     theirs = error("transformers bf16", plain(torch.bfloat16))
     assert error("fused fp32", fused_logits(directory, ids, "fp32")) < 1e-5

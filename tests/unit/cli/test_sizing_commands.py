@@ -108,7 +108,6 @@ def test_the_derived_cost_needs_no_file(files: Path) -> None:
 
 
 def test_a_picture_is_drawn(files: Path) -> None:
-    pytest.importorskip("matplotlib")
     result = run(*SIMULATE, "--num-blocks", "50", "--png", "out.png")
     assert result.exit_code == 0, result.output
     assert (files / "out.png").read_bytes().startswith(b"\x89PNG")

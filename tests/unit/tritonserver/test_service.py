@@ -229,6 +229,7 @@ def test_a_failing_send_inside_a_batch_cancels_its_other_elements(running: Runni
     request.sender.fail_with = RuntimeError("gone")
     running.executor.finish(first, text="done")
     wait_until(lambda: second in running.executor.cancelled, "the other element")
+    assert request.sender.sends == []
 
 
 def test_submit_never_raises(running: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,11 @@ prompt's tokens is checked. One gRPC stream a request, as separate clients would
 from __future__ import annotations
 
 import asyncio
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ import tritonclient.grpc.aio as grpc
 from tests.benchmarks.compare.driver import LoadOptions
 from tests.benchmarks.compare.drivers.inflight_engine import engine_keys
 from tests.benchmarks.compare.drivers.word_prompts import WordPrompts
+from tests.benchmarks.compare.processes import free_ports, stop
 from tests.benchmarks.compare.records import Record, Run
 from tests.benchmarks.compare.workloads import Job, Workload
 
@@ -92,13 +90,7 @@ class System:
         ]
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        stop(self._process, STOP_SECONDS)
 
 
 async def read_stream(
@@ -132,12 +124,3 @@ def tensor(name: str, datatype: str, value: object, dtype: Any) -> Any:
 def option_of(key: str, value: object) -> list[str]:
     """A configuration key as an option of ``inflight serve``."""
     return [f"--{key.replace('_', '-')}", str(value).lower()]
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that were free a moment ago."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]

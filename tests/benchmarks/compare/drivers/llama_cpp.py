@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.compare.driver import LoadOptions
+from tests.benchmarks.compare.processes import free_ports, stop
 from tests.benchmarks.compare.records import Record, Run
 from tests.benchmarks.compare.workloads import Job, Workload
 
@@ -33,7 +32,7 @@ class System:
 
     def __init__(self, options: LoadOptions) -> None:
         self._options = options
-        self._port = free_port()
+        (self._port,) = free_ports(1)
         tokens_of_a_slot = -(-options.slot_tokens // SLOT_STEP) * SLOT_STEP
         arguments = {
             "-m": options.model_file, "-t": options.threads, "-tb": options.threads,
@@ -102,13 +101,7 @@ class System:
             await writer.wait_closed()
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        stop(self._process, STOP_SECONDS)
 
 
 async def read_events(reader: asyncio.StreamReader, record: Record, began: float) -> None:
@@ -139,9 +132,3 @@ def version_of(binary: Path) -> str:
     lines = (told.stdout + told.stderr).splitlines()
     number = next((line for line in lines if line.startswith("version")), "version unknown")
     return f"llama.cpp {number.removeprefix('version: ')}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
