@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,130 +18,29 @@ from inflight.api import (
     KvCachePausePolicy,
     KvTiersConfig,
     Request,
-    SchedulerConfig,
 )
-from inflight.api.stats import KvOnboardingStats, KvTierStats
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor import Executor
 from inflight.kv_cache.tiers.cascade import Place
 from inflight.kv_cache.tiers.disk import FOLDER
+from tests.engine.tiered_engine import (
+    BLOCK_BYTES,
+    MAX_TOKENS,
+    NUM_BLOCKS,
+    PROMPTS,
+    TOKENS_PER_BLOCK,
+    always_onboard,
+    ask,
+    engine_with,
+    onboarded,
+    onboarding,
+    one_round,
+    rounds,
+    settle,
+    tier,
+)
 from tests.fakes.arithmetic_runner import ArithmeticRunner, expected_tokens
-
-TOKENS_PER_BLOCK = 4
-BLOCK_BYTES = TOKENS_PER_BLOCK * ArithmeticRunner().spec.kv_bytes_per_token
-NUM_BLOCKS = 12
-MAX_TOKENS = 3
-PROMPTS = [[100 * n + i for i in range(24)] for n in range(1, 7)]
-"""36 blocks: three times the primary pool."""
-
-
-@contextmanager
-def engine_with(
-    *,
-    host_blocks: int = 0,
-    disk: Path | None = None,
-    disk_blocks: int = 1000,
-    persist: bool = False,
-    policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT,
-    pause_policy: KvCachePausePolicy = KvCachePausePolicy.AUTO,
-    onboard: bool = True,
-    identity: str | None = "model",
-    runner: ArithmeticRunner | None = None,
-    num_blocks: int = NUM_BLOCKS,
-) -> Iterator[Engine]:
-    tiers = KvTiersConfig(
-        host_memory_bytes=host_blocks * BLOCK_BYTES,
-        disk_bytes=0 if disk is None else disk_blocks * 1000,
-        disk_path="" if disk is None else str(disk),
-        disk_persist=persist,
-        pause_policy=pause_policy,
-        onboard_blocks=onboard,
-    )
-    config = ExecutorConfig(
-        max_batch_size=8,
-        max_num_tokens=32,
-        max_seq_len=4 * num_blocks,
-        scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
-        kv_cache_config=KvCacheConfig(
-            tokens_per_block=TOKENS_PER_BLOCK, num_blocks=num_blocks, tiers=tiers
-        ),
-    )
-    engine = Engine(runner or ArithmeticRunner(), config, model_identity=identity)
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
-def ask(
-    engine: Engine, prompts: list[list[int]], max_tokens: int = MAX_TOKENS, salt: str | None = None
-) -> None:
-    """All at once, to their ends; every token must be right, and the books after every step."""
-    asked = {engine.next_id(): prompt for prompt in prompts}
-    for request_id, prompt in asked.items():
-        engine.enqueue(
-            request_id,
-            Request(input_token_ids=tuple(prompt), max_tokens=max_tokens, cache_salt=salt),
-        )
-    answers = {}
-    for _ in range(100_000):
-        if not engine.loop.has_work:
-            break
-        engine.loop.step()
-        engine.kv.check_integrity()
-        for response in engine.outbox.take(None, 0):
-            assert response.result is not None, response.error
-            answers[response.request_id] = list(response.result.output_token_ids)
-    for request_id, prompt in asked.items():
-        assert answers[request_id] == expected_tokens(prompt, max_tokens)
-
-
-def tier(engine: Engine, name: str) -> KvTierStats:
-    (found,) = (each for each in engine.kv_cache_stats().tiers if each.tier == name)
-    return found
-
-
-def onboarding(engine: Engine) -> KvOnboardingStats:
-    stats = engine.kv_cache_stats().onboarding
-    assert stats is not None
-    return stats
-
-
-def onboarded(engine: Engine, name: str) -> int:
-    """Blocks."""
-    return tier(engine, name).onboarded_bytes // BLOCK_BYTES
-
-
-def settle(engine: Engine) -> None:
-    """What goes to the disk is there."""
-    assert engine.onboarder is not None
-    assert engine.onboarder.tiers.cascade.wait_until_written(10.0)
-
-
-def always_onboard(engine: Engine) -> None:
-    """As if computing were very slow; the fake model computes faster than any memory."""
-    assert engine.onboarder is not None
-    engine.onboarder.tiers.cost.context.observe = lambda amount, seconds: None  # type: ignore[method-assign]
-
-
-def one_round(engine: Engine) -> None:
-    """Every prompt, one after the other; when it ends, all that was evicted is in its tier."""
-    for prompt in PROMPTS:
-        ask(engine, [prompt])
-        if engine.onboarder is not None:
-            settle(engine)
-
-
-def rounds(engine: Engine, number: int) -> float:
-    """The hit rate of this many rounds after a first one."""
-    one_round(engine)
-    before = engine.kv.stats()
-    for _ in range(number):
-        one_round(engine)
-    after = engine.kv.stats()
-    reused = after.reused_blocks - before.reused_blocks
-    return reused / (reused + after.missed_blocks - before.missed_blocks)
 
 
 def test_a_working_set_three_times_the_pool_hits_as_far_as_the_tiers_reach(tmp_path: Path) -> None:
@@ -181,38 +78,6 @@ def test_prompts_together_get_the_right_text_from_the_tiers(tmp_path: Path) -> N
             ask(engine, PROMPTS)
             settle(engine)
         assert onboarded(engine, "disk") > 0
-
-
-def test_a_persisted_disk_is_used_after_a_restart_and_salts_stay_apart(tmp_path: Path) -> None:
-    with engine_with(host_blocks=4, disk=tmp_path, persist=True) as engine:
-        for prompt in PROMPTS:
-            ask(engine, [prompt], salt="a")
-            settle(engine)
-    with engine_with(host_blocks=4, disk=tmp_path, persist=True) as engine:
-        always_onboard(engine)
-        ask(engine, [PROMPTS[0]])
-        ask(engine, [PROMPTS[0]], salt="b")
-        assert engine.kv.stats().reused_blocks == 0
-        ask(engine, [PROMPTS[0]], salt="a")
-        assert onboarded(engine, "disk") == 5
-        assert engine.kv.stats().reused_blocks == 5
-
-
-def test_another_model_finds_nothing(tmp_path: Path) -> None:
-    with engine_with(disk=tmp_path, persist=True) as engine:
-        one_round(engine)
-    with engine_with(disk=tmp_path, persist=True, identity="another") as engine:
-        ask(engine, PROMPTS)
-        assert onboarded(engine, "disk") == 0
-        assert tier(engine, "disk").bad_files > 0
-
-
-def test_persistence_needs_a_known_model(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match="kv_cache_disk_persist"),
-        engine_with(disk=tmp_path, persist=True, identity=None),
-    ):
-        pass
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])

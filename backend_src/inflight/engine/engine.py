@@ -115,10 +115,14 @@ class Engine:
         if not self.inbox.put(self._make_record(request_id, request)):
             raise ShuttingDownError("the server is shutting down")
 
-    def close(self) -> None:
-        """Ends what runs beside the loop, once that is not stepped any more."""
+    def close(self, *, is_sound: bool = True) -> None:
+        """Ends what runs beside the loop, once that is not stepped any more.
+
+        With ``kv_cache_disk_persist`` the KV in memory is written to the disk, for a few seconds;
+        ``is_sound`` False: the books may be wrong, so not what the primary pool holds.
+        """
         if self.onboarder is not None:
-            self.onboarder.close()
+            self.onboarder.close(is_sound=is_sound)
 
     def _make_record(self, request_id: int, request: Request) -> RequestRecord:
         now = self._clock()

@@ -72,7 +72,7 @@ def make_tiers(
         0 if disk is None else disk.usage.num_blocks,
     )
     return KvTiers(
-        TierCascade(host, disk, keeps_host=tiers.disk_persist),
+        TierCascade(host, disk, persists=tiers.disk_persist),
         runner,
         OnboardCost(block_bytes, config.tokens_per_block),
         pause_policy=tiers.pause_policy,
@@ -168,6 +168,6 @@ class Onboarder:
             return True
         return False
 
-    def close(self) -> None:
-        """Writes what is still to be written, for a while."""
-        self.tiers.cascade.close(CLOSE_TIMEOUT)
+    def close(self, *, is_sound: bool) -> None:
+        """Writes what outlives the process, for a while. ``is_sound``: see ``Engine.close``."""
+        self.tiers.close(CLOSE_TIMEOUT, self._kv if is_sound else None)

@@ -252,7 +252,7 @@ class Executor:
             engine.inbox.close()
             engine.loop.fail_everyone(lambda: RequestFailedError("the engine stopped on an error"))
         finally:
-            engine.close()
+            engine.close(is_sound=self._failure is None)
 
 
 def _identity(directory: Path, config: InflightConfig, runner: ModelRunner) -> str | None:

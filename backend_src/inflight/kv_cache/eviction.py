@@ -75,6 +75,11 @@ class EvictionOrder:
                 assert block.node is not None and not block.node.children
                 return block
 
+    def most_valuable_first(self) -> list[Block]:
+        """By priority, then the one that lost its last reference last; leaf or not. O(n log n)."""
+        self._expire()
+        return list(self)[::-1]
+
     def reachable(self) -> set[Block]:
         """The cached leaves that ``take`` can come to; O(cached)."""
         return {entry[2] for entry in self._leaves if self._is_current(entry)}

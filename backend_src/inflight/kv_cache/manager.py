@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -301,6 +301,11 @@ class KvCacheManager:
         assert request_id in self._sequences, f"request {request_id} is not open"
         self.release(request_id)
         del self._sequences[request_id]
+
+    def cached_blocks(self) -> Iterator[tuple[int, BlockKey]]:
+        """Id and key of the full blocks that a match could find and nobody holds, the one worth
+        most first; see ``BlockPool.most_valuable_first``. Nothing may change meanwhile."""
+        return ((node.block.block_id, node.key) for node in self._pool.most_valuable_first())
 
     def request_counts(self, request_id: int) -> RequestCounts:
         """What an open request took so far: allocated, reused and missed blocks."""

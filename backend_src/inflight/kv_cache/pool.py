@@ -53,6 +53,19 @@ class BlockPool:
     def cached_blocks(self) -> EvictionOrder:
         return self._cached
 
+    def most_valuable_first(self) -> Iterator[Node]:
+        """The cached full blocks and what they follow, as eviction would come to them, reversed: a
+        block comes after those before it, so that any number of the first can be reused."""
+        seen: set[Node] = set()
+        for block in self._cached.most_valuable_first():
+            path: list[Node] = []
+            node: Node | Root | None = block.node
+            while isinstance(node, Node) and node not in seen:
+                path.append(node)
+                node = node.parent
+            seen.update(path)
+            yield from (each for each in reversed(path) if self._tree.is_full(each))
+
     def allocate(self) -> Block:
         """A block with one reference and no content: an empty one, else the next to be evicted.
 

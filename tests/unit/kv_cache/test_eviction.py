@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
+
+from inflight.kv_cache import BlockRetention
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.pool import BlockPool
 from inflight.kv_cache.radix_tree import RadixTree
 from tests.unit.kv_cache.helpers import extent, make_kv_cache, run, table, take_all, tokens
+from tests.unit.kv_cache.test_retention import ranges
 
 
 def test_empty_blocks_go_first_then_the_oldest_release_tail_first() -> None:
@@ -29,6 +35,26 @@ def test_reuse_makes_a_block_young_again() -> None:
     run(kv, 3, tokens(10, 70))  # blocks 0 (reused) and 4
     kv.close(3)
     assert take_all(kv, 4)[-5:] == [1, 3, 2, 4, 0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_order_of_value_is_that_of_eviction_reversed(seed: int) -> None:
+    """Of random trees of prompts with random priorities, released in random order."""
+    rng = Random(seed)
+    kv = make_kv_cache(num_blocks=60)
+    for request_id in range(8):
+        ids = tokens(*rng.choices((10, 20, 30), k=rng.randint(1, 6)), tail=rng.randint(0, 1))
+        priority = rng.choice((10, 35, 90))
+        kv.open(request_id, retention=BlockRetention(ranges((0, None, priority, None)), len(ids)))
+        start = kv.match_prefix(request_id, ids).num_tokens
+        step = [extent(request_id, ids, start)]
+        kv.reserve(step)
+        kv.commit(step)
+    for request_id in rng.sample(range(8), k=8):
+        kv.close(request_id)
+    by_value = [block_id for block_id, _ in kv.cached_blocks()]
+    kv.check_integrity()
+    assert take_all(kv, 9)[-len(by_value) :] == by_value[::-1]
 
 
 def test_an_inner_block_outlives_every_branch_below_it() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
+from itertools import chain
 
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.tiers.disk import DiskStorage
 from inflight.kv_cache.tiers.host import HostStorage
 from inflight.kv_cache.tiers.loading import BlockLoader, Load
-from inflight.kv_cache.tiers.storage import BlockContent, TierBlock
+from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, TierBlock
 from inflight.kv_cache.tiers.write_behind import WriteBehind
+
+logger = logging.getLogger(__name__)
 
 WRITE_QUEUE_BYTES = 64 << 20
 """Blocks on their way to the disk: about a tenth of a second of a disk that writes 500 MB/s."""
@@ -38,10 +42,10 @@ class TierCascade:
         disk: DiskStorage | None,
         *,
         write_queue_bytes: int = WRITE_QUEUE_BYTES,
-        keeps_host: bool = False,
+        persists: bool = False,
     ) -> None:
-        """``write_queue_bytes``: of blocks on their way to the disk. ``keeps_host``: ``close``
-        writes what is in host memory to the disk."""
+        """``write_queue_bytes``: of blocks on their way to the disk. ``persists``: ``close``
+        writes what is in memory to the disk."""
         assert host is not None or disk is not None
         self.host = host
         self.disk = disk
@@ -49,7 +53,7 @@ class TierCascade:
         """Blocks lost because the queue to the disk was full."""
         self._moved: deque[bytes] | None = None
         """Of ``take_moved``, from all threads; None: nobody takes them."""
-        self._keeps_host = keeps_host
+        self._persists = persists
         self._is_closed = False
         self._writer = None
         if disk is not None:
@@ -126,9 +130,10 @@ class TierCascade:
         at most."""
         return self._writer is None or self._writer.wait_until_written(timeout)
 
-    def close(self, timeout: float) -> None:
-        """Ends the threads. What is still to be written is, as far as ``timeout`` seconds reach;
-        of host memory the block that was used last first. Safe to call again."""
+    def close(self, timeout: float, cached: Iterable[LazyBlock] = ()) -> None:
+        """Ends the threads. With ``persists`` blocks are written to the disk as far as ``timeout``
+        seconds and its bytes reach: ``cached`` in their order, then those of host memory and of the
+        queue, the one used last first. Safe to call again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -137,12 +142,16 @@ class TierCascade:
             self._loader.close(_LOADER_TIMEOUT)
         if self._writer is None or self.disk is None:
             return
-        has_ended = self._writer.close(timeout)
-        if not has_ended:
+        unwritten = self._writer.close(timeout)
+        if unwritten is None:
             return  # a disk that hangs: the folder is given back when the process ends
-        if self._keeps_host and self.host is not None:
-            for block in self.host.newest_first():
-                if time.monotonic() >= deadline:
-                    break
-                self.disk.put(block)
+        if self._persists:
+            in_memory = () if self.host is None else self.host.newest_first()
+            below = map(_lazy, chain(in_memory, reversed(unwritten)))
+            num_kept = self.disk.keep(chain(cached, below), deadline)
+            logger.info("KV tiers: %d blocks of memory stay on disk", num_kept)
         self.disk.close()
+
+
+def _lazy(block: TierBlock) -> LazyBlock:
+    return LazyBlock(block.key, lambda: block.content)

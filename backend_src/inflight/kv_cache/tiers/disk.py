@@ -9,8 +9,9 @@ import os
 import re
 import stat
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from inflight.errors import ConfigError
@@ -21,11 +22,13 @@ from inflight.kv_cache.tiers.block_file import (
     BadBlockFileError,
     BlockFiles,
 )
-from inflight.kv_cache.tiers.storage import BlockContent, TierBlock, TierUsage
+from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, TierBlock, TierUsage
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "inflight_kv_blocks"
+_BETWEEN_KEPT_NS = 1000
+"""Between the times of use of blocks that ``keep`` leaves; file systems store nanoseconds."""
 _OUR_FILES = re.compile(rf"[0-9a-f]{{64}}({re.escape(SUFFIX)}|{re.escape(UNFINISHED_SUFFIX)})")
 
 
@@ -117,6 +120,39 @@ class DiskStorage:
         self._unlink(key.digest)
         self.on_lost(key.digest)
 
+    def keep(self, blocks: Iterable[LazyBlock], deadline: float) -> int:
+        """Leaves these blocks, the most valuable first, to the next process: as many of the first
+        as ``max_bytes`` hold and can be written until ``deadline`` (of ``time.monotonic``). Returns
+        how many. Other blocks make room for them, and a disk that refuses one gets no more.
+
+        To be called once nobody else writes.
+        """
+        num_kept = kept_bytes = 0
+        seen: set[bytes] = set()
+        now = time.time_ns()
+        for key, read in blocks:
+            if time.monotonic() >= deadline:
+                break
+            if key.digest in seen:
+                continue
+            seen.add(key.digest)
+            size = self._sizes.get(key.digest, 0)
+            if not size:
+                content = read()
+                if content is None:
+                    continue
+                size = self._files.size_of(TierBlock(key, content))
+                if kept_bytes + size > self._max_bytes:
+                    break
+                self.put(TierBlock(key, content))
+                if not self.contains(key):
+                    break
+            kept_bytes += size
+            num_kept += 1
+            # The next process takes the order of use over: the most valuable was used last.
+            self._set_used(key.digest, now - num_kept * _BETWEEN_KEPT_NS)
+        return num_kept
+
     def close(self) -> None:
         """Gives the folder back; without ``keeps_files`` the files are deleted. To be called once
         nobody writes any more."""
@@ -125,6 +161,16 @@ class DiskStorage:
                 self._unlink(digest)
         self._sizes.clear()
         os.close(self._lock_file)
+
+    def _set_used(self, digest: bytes, at_ns: int) -> None:
+        with self._lock:
+            if digest not in self._sizes:
+                return  # a load that had begun found it damaged
+            self._sizes.move_to_end(digest)
+        try:
+            os.utime(self._path(digest), ns=(at_ns, at_ns))
+        except OSError as error:
+            self._count_io_error("touched", error)
 
     def _make_room(self, size: int) -> list[bytes]:
         digests = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from inflight.kv_cache.observer import ObservedBlock
 from inflight.kv_cache.tiers.cascade import Place, TierCascade
 from inflight.kv_cache.tiers.cost import OnboardCost
 from inflight.kv_cache.tiers.loading import Load
-from inflight.kv_cache.tiers.storage import BlockContent, TierBlock
+from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, TierBlock
 
 logger = logging.getLogger(__name__)
 
@@ -81,14 +82,28 @@ class KvTiers:
         if self.cascade.place_of(block.key) is not None:
             self.cascade.find(block.key)  # counts as used
             return
+        content = self._read(block.block_id)
+        if content is not None:
+            self._num_offloaded += 1
+            self.cascade.put(TierBlock(block.key, content))
+
+    def close(self, timeout: float, kv: KvCacheManager | None) -> None:
+        """Ends the threads within about ``timeout`` seconds. Where blocks outlive the process, what
+        ``kv`` has cached is written first; None: nothing that is in the pool is to be trusted."""
+        cached: Iterator[LazyBlock] = iter(())
+        if kv is not None:
+            blocks = kv.cached_blocks()
+            cached = (LazyBlock(key, partial(self._read, block_id)) for block_id, key in blocks)
+        self.cascade.close(timeout, cached)
+
+    def _read(self, block_id: int) -> BlockContent | None:
+        """None: the runner did not give it, and the block is lost, which is no reason to stop."""
         try:
-            ids = np.array([block.block_id], dtype=np.int32)
-            content = self._memory.read_blocks(ids)[0]
-        except Exception as error:  # the block is lost, which is no reason to stop
+            contents = self._memory.read_blocks(np.array([block_id], dtype=np.int32))
+            return cast(BlockContent, contents[0])
+        except Exception as error:
             logger.error("a KV block was not read: %s", type(error).__name__, exc_info=error)
-            return
-        self._num_offloaded += 1
-        self.cascade.put(TierBlock(block.key, content))
+            return None
 
     # Back.
 

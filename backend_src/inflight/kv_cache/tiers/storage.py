@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +21,14 @@ class TierBlock(NamedTuple):
     key: BlockKey
     """The digest finds it; tokens and extra ids are compared on every hit."""
     content: BlockContent
+
+
+class LazyBlock(NamedTuple):
+    """A full block whose content is copied only where it is wanted."""
+
+    key: BlockKey
+    read: Callable[[], BlockContent | None]
+    """None: it cannot be read."""
 
 
 class TierUsage(NamedTuple):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.tiers.storage import BlockContent, TierBlock, TierStorage
@@ -60,18 +59,17 @@ class WriteBehind:
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout)
 
-    def close(self, timeout: float) -> bool:
-        """Writes what waits for ``timeout`` seconds at most and gives up the rest.
+    def close(self, timeout: float) -> Sequence[TierBlock] | None:
+        """Ends the thread after the block that it is writing; returns those that still wait, oldest
+        first.
 
-        False: the thread still sits in a write; it ends with the process.
+        None: it still sits in that write after ``timeout`` seconds; it ends with the process.
         """
-        deadline = time.monotonic() + timeout
-        self.wait_until_written(timeout)
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join(max(0.0, deadline - time.monotonic()) + 0.1)
-        return not self._thread.is_alive()
+        self._thread.join(timeout)
+        return None if self._thread.is_alive() else list(self._waiting.values())
 
     def _run(self) -> None:
         while True:

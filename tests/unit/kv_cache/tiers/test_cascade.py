@@ -10,6 +10,7 @@ import pytest
 
 from inflight.kv_cache.tiers.cascade import Place, TierCascade
 from inflight.kv_cache.tiers.host import HostStorage
+from inflight.kv_cache.tiers.storage import LazyBlock
 from tests.unit.kv_cache.tiers.tier_blocks import (
     BLOCK_BYTES,
     SlowFiles,
@@ -31,7 +32,7 @@ def cascade(tmp_path: Path, files: SlowFiles) -> Iterator[TierCascade]:
         HostStorage(2 * BLOCK_BYTES),
         disk_storage(tmp_path, files=files),
         write_queue_bytes=3 * BLOCK_BYTES,
-        keeps_host=True,
+        persists=True,
     )
     yield cascade
     files.may_write.set()
@@ -93,6 +94,25 @@ def test_closing_keeps_what_host_memory_held(
     for number in range(5):
         content = again.get(tier_block(number).key)
         assert content is not None and content.tobytes() == tier_block(number).content.tobytes()
+    again.close()
+
+
+def test_closing_writes_the_pool_then_host_memory_then_the_queue(
+    files: SlowFiles, tmp_path: Path
+) -> None:
+    cascade = TierCascade(
+        HostStorage(BLOCK_BYTES),
+        disk_storage(tmp_path, files=files, max_blocks=3),
+        persists=True,
+    )
+    for number in range(4):  # 0 is being written, 1 and 2 wait, 3 is in host memory
+        cascade.put(tier_block(number))
+    files.may_write.set()
+    pool = [LazyBlock(tier_block(8).key, lambda: tier_block(8).content)]
+    cascade.close(5.0, pool)
+    again = disk_storage(tmp_path)
+    found = [number for number in range(9) if again.contains(tier_block(number).key)]
+    assert found == [2, 3, 8]
     again.close()
 
 

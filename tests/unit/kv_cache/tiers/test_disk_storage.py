@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 from inflight.errors import ConfigError
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.tiers.block_file import BlockFiles
-from inflight.kv_cache.tiers.disk import FOLDER
+from inflight.kv_cache.tiers.disk import FOLDER, DiskStorage
+from inflight.kv_cache.tiers.storage import LazyBlock
 from tests.unit.kv_cache.tiers.tier_blocks import (
     BLOCK_BYTES,
     FILE_BYTES,
@@ -224,6 +226,51 @@ def test_a_disk_that_cannot_be_read_is_a_miss(tmp_path: Path) -> None:
     files.is_unreadable = True
     assert storage.get(tier_block(1).key) is None
     assert storage.num_io_errors == 1 and not storage.contains(tier_block(1).key)
+
+
+def kept(storage: DiskStorage, numbers: Sequence[int], *, seconds: float = 10.0) -> int:
+    """By ``keep``, in this order of value."""
+    blocks = [
+        LazyBlock(block.key, lambda block=block: block.content)  # type: ignore[misc]
+        for block in map(tier_block, numbers)
+    ]
+    return storage.keep(blocks, time.monotonic() + seconds)
+
+
+def test_what_is_kept_takes_the_place_of_the_rest_and_the_first_count_as_used_last(
+    tmp_path: Path,
+) -> None:
+    storage = disk_storage(tmp_path, max_blocks=4)
+    for number in (1, 2, 3, 4):
+        storage.put(tier_block(number))
+    assert kept(storage, [7, 2, 7, 8, 9, 5]) == 4
+    assert storage.usage.num_blocks == 4
+    assert [storage.contains(tier_block(n).key) for n in (7, 2, 8, 9)] == [True] * 4
+    storage.close()
+    again = disk_storage(tmp_path, max_blocks=2)
+    assert [again.contains(tier_block(n).key) for n in (7, 2, 8, 9)] == [True, True, False, False]
+
+
+def test_keeping_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    storage = disk_storage(tmp_path)
+    assert kept(storage, [1, 2], seconds=0.0) == 0
+    assert block_files(tmp_path) == []
+
+
+def test_a_disk_that_refuses_a_block_is_asked_to_keep_no_more(tmp_path: Path) -> None:
+    files = FailingFiles()
+    storage = disk_storage(tmp_path, files=files)
+    storage.put(tier_block(1))
+    files.is_full = True
+    assert kept(storage, [1, 2, 3]) == 1
+    assert storage.num_io_errors == 1
+
+
+def test_a_block_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    storage = disk_storage(tmp_path)
+    lost = LazyBlock(tier_block(1).key, lambda: None)
+    there = LazyBlock(tier_block(2).key, lambda: tier_block(2).content)
+    assert storage.keep([lost, there], time.monotonic() + 10) == 1
 
 
 WRITER = """
