@@ -25,13 +25,15 @@ class ClockRunner:
         device="cpu",
     )
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, seconds_per_block: float = 0.0) -> None:
+        """``seconds_per_block``: to move one out of the KV cache, or into it."""
         self.cost = cost
+        self.seconds_per_block = seconds_per_block
         self.now = 0.0
         self.shapes: list[IterationShape] = []
 
     def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
-        pass
+        self._tokens_per_block = tokens_per_block  # a byte of KV for each
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
         self.shapes.append(shape_of(inputs))
@@ -47,9 +49,10 @@ class ClockRunner:
     kv_block_format = "nothing"
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        return np.zeros((len(block_ids), 1), dtype=np.uint8)
+        self.now += self.seconds_per_block * len(block_ids)
+        return np.zeros((len(block_ids), self._tokens_per_block), dtype=np.uint8)
 
     def write_blocks(
         self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
     ) -> None:
-        pass
+        self.now += self.seconds_per_block * len(block_ids)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from inflight.api.config import InflightConfig
+from inflight.cli.option_groups import CostOptions, MemoryOptions
 from inflight.cli.sizing import (
-    CostOptions,
     cost_model,
     executor_limits,
     free_after_weights,
     model_shape,
+    tier_speeds,
 )
 from inflight.errors import ConfigError
 from inflight.simulator.advice import advice_lines, plan_json
@@ -30,7 +31,7 @@ class PlanOptions:
     concurrency: int | None
     shared_prefix: int
     num_groups: int
-    memory_gib: float | None
+    memory: MemoryOptions
     cost: CostOptions
     as_json: bool
 
@@ -50,13 +51,15 @@ def plan(config: InflightConfig, options: PlanOptions, say: Callable[[str], None
         num_groups=options.num_groups,
     )
     model = model_shape(config)
+    limits = executor_limits(config, model)
     question = Question(
         model=model,
-        free_bytes=free_after_weights(model, options.memory_gib),
-        limits=executor_limits(config, model),
+        free_bytes=free_after_weights(model, limits, options.memory),
+        limits=limits,
         cost=cost_model(options.cost, config, model, say),
         traffic=traffic,
         concurrency=options.concurrency,
+        tier_speeds=tier_speeds(options.memory, model),
     )
     made = make_plan(question)
     if options.as_json:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.api.config import InflightConfig
-from inflight.cli.sizing import CostOptions, cost_model, executor_limits, model_shape, pool_blocks
+from inflight.cli.option_groups import CostOptions, MemoryOptions
+from inflight.cli.sizing import (
+    cost_model,
+    executor_limits,
+    model_shape,
+    pool_blocks,
+    tier_speeds,
+)
 from inflight.errors import ConfigError
 from inflight.simulator.comparison import compare_policies, comparison_json, comparison_lines
 from inflight.simulator.example import (
@@ -32,8 +39,8 @@ class SimulateOptions:
     speed: float
     """Arrivals come so many times as fast."""
     num_blocks: int | None
-    """Of the KV pool; None: from ``memory_gib`` and the configuration."""
-    memory_gib: float | None
+    """Of the KV pool; None: from ``memory`` and the configuration."""
+    memory: MemoryOptions
     cost: CostOptions
     png: Path | None
     as_json: bool
@@ -52,14 +59,15 @@ def simulate(config: InflightConfig, options: SimulateOptions, say: Callable[[st
     model = model_shape(config)
     limits = executor_limits(config, model)
     num_blocks = options.num_blocks
-    if num_blocks is None and options.example and options.memory_gib is None:
+    if num_blocks is None and options.example and options.memory.memory_gib is None:
         num_blocks = EXAMPLE_BLOCKS
-    num_blocks = num_blocks or pool_blocks(limits, model, options.memory_gib)
+    num_blocks = num_blocks or pool_blocks(limits, model, options.memory)
     if options.example and options.cost == CostOptions():
         cost = EXAMPLE_COST
     else:
         cost = cost_model(options.cost, config, model, say)
-    outcomes = compare_policies(trace, limits, cost, num_blocks=num_blocks)
+    speeds = tier_speeds(options.memory, model)
+    outcomes = compare_policies(trace, limits, cost, num_blocks=num_blocks, tier_speeds=speeds)
     if options.png is not None:
         draw(outcomes, options.png)
     if options.as_json:

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.api import ExecutorConfig
 from inflight.api.config import InflightConfig
 from inflight.checkpoint.files import read_json
 from inflight.cli.memory import available_memory, number_of_weights
+from inflight.cli.option_groups import CostOptions, MemoryOptions
 from inflight.engine.memory import num_kv_blocks
 from inflight.errors import ConfigError
 from inflight.executor.executor import SEQ_LEN_CEILING
 from inflight.simulator.cost_model import CostModel, derived_cost, load_cost, save_cost
 from inflight.simulator.example import EXAMPLE_COST
 from inflight.simulator.model_shape import EMBEDDED_MODEL, ModelShape
+from inflight.simulator.tiers import TierSpeeds
 
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostOptions:
-    """Where the cost model comes from; at most one of the three ways."""
-
-    cost_file: Path | None = None
-    calibrate_file: Path | None = None
-    """Written, after the engine was measured."""
-    tera_flops: float | None = None
-    gigabytes_per_second: float | None = None
-    base_ms: float = 0.0
+_NO_FOLDER = "simulated"
 
 
 def model_shape(config: InflightConfig) -> ModelShape:
@@ -50,31 +40,44 @@ def model_shape(config: InflightConfig) -> ModelShape:
 
 
 def executor_limits(config: InflightConfig, model: ModelShape) -> ExecutorConfig:
-    """As the server resolves them. Raises ConfigError."""
+    """As the server resolves them, but that a disk tier needs no folder. Raises ConfigError."""
+    if config.kv_cache_disk_bytes and not config.kv_cache_disk_path:
+        config = config.model_copy(update={"kv_cache_disk_path": _NO_FOLDER})
     longest = min(model.max_position_embeddings, SEQ_LEN_CEILING)
     return config.executor_config(max_seq_len=config.max_seq_len or longest)
 
 
-def free_after_weights(model: ModelShape, memory_gib: float | None) -> int:
-    """Bytes for the KV cache and the rest. ``memory_gib``: None = what this machine has free.
+def tier_speeds(options: MemoryOptions, model: ModelShape) -> TierSpeeds:
+    """Raises ConfigError where one is not positive."""
+    return TierSpeeds(
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        host=options.host_bandwidth * 1e9,
+        disk=options.disk_bandwidth * 1e9,
+    )
+
+
+def free_after_weights(model: ModelShape, limits: ExecutorConfig, options: MemoryOptions) -> int:
+    """Bytes for the KV cache and the rest, less the tier in host memory.
 
     Raises ConfigError where the weights alone do not fit.
     """
-    memory = available_memory() if memory_gib is None else int(memory_gib * GIB)
+    given = options.memory_gib
+    memory = available_memory() if given is None else int(given * GIB)
     if memory <= model.weight_bytes:
         raise ConfigError(
             f"--memory: {memory / GIB:.1f} GiB do not hold the weights, which need "
             f"{model.weight_bytes / GIB:.1f} GiB"
         )
-    return memory - model.weight_bytes
+    host_bytes = limits.kv_cache_config.tiers.host_memory_bytes
+    return memory - model.weight_bytes - host_bytes
 
 
-def pool_blocks(limits: ExecutorConfig, model: ModelShape, memory_gib: float | None) -> int:
+def pool_blocks(limits: ExecutorConfig, model: ModelShape, options: MemoryOptions) -> int:
     """Blocks of the pool, as the engine counts them. Raises ConfigError."""
     blocks, _ = num_kv_blocks(
         limits,
         kv_bytes_per_token=model.kv_bytes_per_token,
-        free_bytes=free_after_weights(model, memory_gib),
+        free_bytes=free_after_weights(model, limits, options),
     )
     return blocks
 

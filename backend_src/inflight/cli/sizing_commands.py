@@ -8,58 +8,19 @@ from typing import Annotated
 import typer
 
 from inflight.cli.config_options import resolved_config, with_config_options
+from inflight.cli.option_groups import CostOptions, MemoryOptions, with_option_groups
 from inflight.cli.serve import tell
 
 # What the commands import would make every other command slower: it is imported where it is called.
 
-_COST, _POOL = "Cost model", "KV pool"
-
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file of configuration keys.")
-]
-CostFile = Annotated[
-    Path | None,
-    typer.Option("--cost", help="Cost model as --calibrate wrote it.", rich_help_panel=_COST),
-]
-CalibrateFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--calibrate",
-        help="Measure the engine with --model on this machine for some seconds, and write the "
-        "cost model here.",
-        rich_help_panel=_COST,
-    ),
-]
-TeraFlops = Annotated[
-    float | None,
-    typer.Option("--flops", help="Sustained TFLOP/s, not measured.", rich_help_panel=_COST),
-]
-Bandwidth = Annotated[
-    float | None,
-    typer.Option("--bandwidth", help="Sustained memory bandwidth in GB/s.", rich_help_panel=_COST),
-]
-BaseMs = Annotated[
-    float,
-    typer.Option(
-        "--base-ms",
-        min=0,
-        help="With --flops: what an iteration takes beside the model, in milliseconds.",
-        rich_help_panel=_COST,
-    ),
-]
-Memory = Annotated[
-    float | None,
-    typer.Option(
-        "--memory",
-        min=0,
-        help="GiB for weights and KV cache; unset: what this machine has free.",
-        rich_help_panel=_POOL,
-    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 
 @with_config_options
+@with_option_groups(memory=MemoryOptions, cost=CostOptions)
 def simulate(
     *,
     trace: Annotated[
@@ -75,14 +36,12 @@ def simulate(
     ] = 1.0,
     num_blocks: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 22, help="Exact size of the KV pool.", rich_help_panel=_POOL),
+        typer.Option(
+            min=1, max=1 << 22, help="Exact size of the KV pool.", rich_help_panel="KV pool"
+        ),
     ] = None,
-    memory: Memory = None,
-    cost: CostFile = None,
-    calibrate: CalibrateFile = None,
-    flops: TeraFlops = None,
-    bandwidth: Bandwidth = None,
-    base_ms: BaseMs = 0.0,
+    memory: MemoryOptions,
+    cost: CostOptions,
     png: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
     as_json: AsJson = False,
     config_file: ConfigFile = None,
@@ -91,7 +50,6 @@ def simulate(
     """Replay a trace under both capacity policies, without a model: what would it be like?"""
     from inflight.cli.simulate import SimulateOptions
     from inflight.cli.simulate import simulate as run
-    from inflight.cli.sizing import CostOptions
 
     options = SimulateOptions(
         trace=trace,
@@ -99,14 +57,8 @@ def simulate(
         num_requests=requests,
         speed=speed,
         num_blocks=num_blocks,
-        memory_gib=memory,
-        cost=CostOptions(
-            cost_file=cost,
-            calibrate_file=calibrate,
-            tera_flops=flops,
-            gigabytes_per_second=bandwidth,
-            base_ms=base_ms,
-        ),
+        memory=memory,
+        cost=cost,
         png=png,
         as_json=as_json,
     )
@@ -114,6 +66,7 @@ def simulate(
 
 
 @with_config_options
+@with_option_groups(memory=MemoryOptions, cost=CostOptions)
 def plan(
     *,
     input_lengths: Annotated[
@@ -132,12 +85,8 @@ def plan(
         int, typer.Option(min=0, max=1 << 20, help="Prompt tokens that are the same in a group.")
     ] = 0,
     groups: Annotated[int, typer.Option(min=1, max=10_000, help="Groups of such requests.")] = 1,
-    memory: Memory = None,
-    cost: CostFile = None,
-    calibrate: CalibrateFile = None,
-    flops: TeraFlops = None,
-    bandwidth: Bandwidth = None,
-    base_ms: BaseMs = 0.0,
+    memory: MemoryOptions,
+    cost: CostOptions,
     as_json: AsJson = False,
     config_file: ConfigFile = None,
     config_values: dict[str, str],
@@ -145,7 +94,6 @@ def plan(
     """How many requests fit, which policy, which block size, how much memory: from --model."""
     from inflight.cli.plan import PlanOptions
     from inflight.cli.plan import plan as run
-    from inflight.cli.sizing import CostOptions
 
     options = PlanOptions(
         input_lengths=input_lengths,
@@ -154,14 +102,8 @@ def plan(
         concurrency=concurrency,
         shared_prefix=shared_prefix,
         num_groups=groups,
-        memory_gib=memory,
-        cost=CostOptions(
-            cost_file=cost,
-            calibrate_file=calibrate,
-            tera_flops=flops,
-            gigabytes_per_second=bandwidth,
-            base_ms=base_ms,
-        ),
+        memory=memory,
+        cost=cost,
         as_json=as_json,
     )
     run(resolved_config(config_values, config_file), options, tell)

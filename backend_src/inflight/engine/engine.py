@@ -17,12 +17,13 @@ from inflight.engine.inbox import Inbox
 from inflight.engine.lane import ForwardLane, InlineLane
 from inflight.engine.loop import IterationLoop
 from inflight.engine.memory import available_bytes, num_kv_blocks, sizing_line
+from inflight.engine.onboarder import Onboarder
 from inflight.engine.outbox import Outbox
 from inflight.engine.parts import EngineParts
 from inflight.engine.record import RequestRecord
 from inflight.engine.responder import Responder
 from inflight.engine.statistics import StatsRecorder
-from inflight.engine.tiers import Onboarder, make_reporter, make_tiers
+from inflight.engine.tiers import make_reporter, make_tiers
 from inflight.errors import QueueFullError, ShuttingDownError
 from inflight.kv_cache import NO_OBSERVERS, CacheObservers, KvCacheManager
 from inflight.model.packing import Packer

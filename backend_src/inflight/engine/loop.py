@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from inflight.api.response import FinishReason
 from inflight.batch.llm_request import LlmRequest
@@ -183,9 +183,11 @@ class IterationLoop:
 
     def _plan(self) -> ScheduledBatch:
         """The scheduler's plan; those that it pauses have lost their blocks."""
-        kv, onboarder = self.parts.kv, self.parts.onboarder
-        waiting = self.book.waiting if onboarder is None else onboarder.ready_to_start(self.book)
-        plan = self.parts.scheduler.schedule(self._iteration, self.book.started, waiting, kv)
+        kv, onboarder, started = self.parts.kv, self.parts.onboarder, self.book.started
+        waiting: Collection[LlmRequest] = self.book.waiting
+        if onboarder is not None:
+            waiting = onboarder.ready_to_start(waiting, len(started))
+        plan = self.parts.scheduler.schedule(self._iteration, started, waiting, kv)
         for request in plan.paused:
             kv.release(request.request_id)
             self.book.pause(request)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from inflight.api.stats import KvCacheStats
 from inflight.engine.inbox import Inbox
 from inflight.engine.lane import ForwardLane
+from inflight.engine.onboarder import Onboarder
 from inflight.engine.responder import Responder
 from inflight.engine.statistics import StatsRecorder
-from inflight.engine.tiers import Onboarder
 from inflight.kv_cache.manager import KvCacheManager
 from inflight.model.packing import Packer
 from inflight.model.runner import ModelRunner

@@ -57,8 +57,7 @@ class KvCacheManager:
         self._tree = RadixTree(config.tokens_per_block)
         self._pool = BlockPool(num_blocks, self._tree, clock, observers)
         self._sequences: dict[int, KvSequence] = {}
-        self._num_reused = 0
-        self._num_missed = 0
+        self._num_reused = self._num_missed = 0
 
     @property
     def num_blocks(self) -> int:
@@ -177,8 +176,7 @@ class KvCacheManager:
         """
         sequence = self._sequences[request_id]
         missing = self.missing_blocks(request_id, token_ids)[:num_blocks]
-        root = self._tree.root(sequence.root_digest)
-        nodes = self._tree.match(root, sequence.known_keys)
+        nodes = self._tree.match(root := self._tree.root(sequence.root_digest), sequence.known_keys)
         keys = [(k, sequence.retention_of(i)) for i, k in enumerate(missing, len(nodes))]
         return insert_cached(self._pool, (root, nodes), keys, write) if keys else 0
 
@@ -303,8 +301,7 @@ class KvCacheManager:
         del self._sequences[request_id]
 
     def cached_blocks(self) -> Iterator[tuple[int, BlockKey]]:
-        """Id and key of the full blocks that a match could find and nobody holds, the one worth
-        most first; see ``BlockPool.most_valuable_first``. Nothing may change meanwhile."""
+        """Ids and keys of ``BlockPool.most_valuable_first``; nothing may change meanwhile."""
         return ((node.block.block_id, node.key) for node in self._pool.most_valuable_first())
 
     def request_counts(self, request_id: int) -> RequestCounts:
@@ -329,6 +326,5 @@ class KvCacheManager:
     def check_integrity(self) -> None:
         """Counts everything again, O(num_blocks); raises IntegrityError that says what is wrong."""
         faults = find_faults(self._pool, self._tree, self._sequences.values())
-        reported = list(islice(faults, _MAX_REPORTED_FAULTS))
-        if reported:
+        if reported := list(islice(faults, _MAX_REPORTED_FAULTS)):
             raise IntegrityError("; ".join(reported))

@@ -5,6 +5,7 @@ from inflight.simulator.cost_model import CostModel
 from inflight.simulator.model_shape import ModelShape
 from inflight.simulator.outcome import Outcome
 from inflight.simulator.simulation import Simulation
+from inflight.simulator.tiers import TierSpeeds
 from inflight.simulator.trace import TraceError, TraceRequest
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "OpenArrivals",
     "Outcome",
     "Simulation",
+    "TierSpeeds",
     "TraceError",
     "TraceRequest",
 ]

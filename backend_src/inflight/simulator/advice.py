@@ -52,6 +52,7 @@ def reasons(plan: Plan) -> list[str]:
         _rows_reason(plan),
         _memory_reason(plan),
         _rate_reason(plan),
+        *_tier_reason(plan),
         *_warnings(plan),
     ]
 
@@ -176,6 +177,17 @@ def _rate_reason(plan: Plan) -> str:
         return f"{plan.question.concurrency} clients that wait for their answers get {most}"
     rate = plan.question.traffic.requests_per_second
     return f"rate {rate:g}: at most about {most} can be served"
+
+
+def _tier_reason(plan: Plan) -> Iterator[str]:
+    outcome = plan.best.outcome
+    if outcome.tiers:
+        tokens = outcome.num_onboarded_tokens
+        yield (
+            f"KV tiers: {tokens.get('host', 0)} tokens came back from host memory and "
+            f"{tokens.get('disk', 0)} from disk, of {outcome.num_reused_tokens} reused and "
+            f"{outcome.num_context_tokens} computed; hit rate {outcome.cache_hit_rate:.1%}"
+        )
 
 
 def _warnings(plan: Plan) -> Iterator[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from inflight.api import CapacitySchedulerPolicy, ExecutorConfig
+from inflight.api import CapacitySchedulerPolicy, ExecutorConfig, KvTiersConfig
 from inflight.simulator.arrivals import OpenArrivals
 from inflight.simulator.cost_model import CostModel
 from inflight.simulator.outcome import Outcome
 from inflight.simulator.simulation import Simulation
+from inflight.simulator.tiers import TierSpeeds
 from inflight.simulator.trace import TraceRequest
 
 POLICIES = (
@@ -26,14 +27,27 @@ def with_policy(config: ExecutorConfig, policy: CapacitySchedulerPolicy) -> Exec
 
 
 def compare_policies(
-    trace: Sequence[TraceRequest], config: ExecutorConfig, cost: CostModel, *, num_blocks: int
+    trace: Sequence[TraceRequest],
+    config: ExecutorConfig,
+    cost: CostModel,
+    *,
+    num_blocks: int,
+    tier_speeds: TierSpeeds | None = None,
 ) -> list[Outcome]:
-    """The outcome of each of POLICIES; ``trace`` is in order of arrival."""
+    """The outcome of each of POLICIES; where there are KV tiers, without them and then with them.
+
+    ``trace`` is in order of arrival; ``tier_speeds``: see Simulation.
+    """
+    kv = config.kv_cache_config
+    configs = [replace(config, kv_cache_config=replace(kv, tiers=KvTiersConfig()))]
+    if kv.tiers.exist:
+        configs.append(config)
     return [
-        Simulation(with_policy(config, policy), cost, num_blocks=num_blocks).run(
-            OpenArrivals(trace)
-        )
+        Simulation(
+            with_policy(each, policy), cost, num_blocks=num_blocks, tier_speeds=tier_speeds
+        ).run(OpenArrivals(trace))
         for policy in POLICIES
+        for each in configs
     ]
 
 
@@ -44,17 +58,23 @@ def iterations_per_minute(outcomes: Sequence[Outcome]) -> float:
 
 
 def comparison_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """``iterations_per_minute``, and each outcome under the name of its policy."""
-    return {
+    """``iterations_per_minute``, and each outcome under the name of its policy: as configured, and
+    where that has KV tiers, under ``without_tiers`` without them."""
+    has_tiers = any(outcome.tiers for outcome in outcomes)
+    facts: dict[str, Any] = {
         "iterations_per_minute": iterations_per_minute(outcomes),
-        "policies": {outcome.policy.value: outcome.to_json() for outcome in outcomes},
+        "policies": _by_policy(o for o in outcomes if bool(o.tiers) == has_tiers),
     }
+    if has_tiers:
+        facts["without_tiers"] = _by_policy(o for o in outcomes if not o.tiers)
+    return facts
 
 
 def comparison_lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """A table with a column for each outcome."""
     yield f"{'':32}" + "".join(f"{outcome.policy.value:>24}" for outcome in outcomes)
-    for name, cell in _ROWS:
+    has_tiers = any(outcome.tiers for outcome in outcomes)
+    for name, cell in (*_ROWS, *(_TIER_ROWS if has_tiers else ())):
         yield f"{name:32}" + "".join(f"{cell(outcome):>24}" for outcome in outcomes)
     first = outcomes[0]
     if first.num_refused:
@@ -66,6 +86,10 @@ def comparison_lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
     )
 
 
+def _by_policy(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    return {outcome.policy.value: outcome.to_json() for outcome in outcomes}
+
+
 def _seconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
@@ -75,6 +99,11 @@ def _limit(bound_by: dict[str, float]) -> str:
     limits = {name: share for name, share in bound_by.items() if name != "nothing"}
     name = max(limits, key=lambda each: limits[each])
     return f"{name} {limits[name]:.0%}" if limits[name] > 0 else "nothing"
+
+
+def _count(outcome: Outcome, name: str) -> str:
+    """Of the decisions about blocks in the tiers."""
+    return str(getattr(outcome.onboarding, name)) if outcome.onboarding else "0"
 
 
 _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
@@ -91,6 +120,7 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("pauses (requests)", lambda o: f"{o.num_pauses} ({o.num_paused_requests})"),
     ("context tokens computed", lambda o: str(o.num_context_tokens)),
     ("context tokens reused", lambda o: str(o.num_reused_tokens)),
+    ("hit rate (blocks)", lambda o: f"{o.cache_hit_rate:.1%}"),
     ("first token p50", lambda o: _seconds(o.time_to_first_token.p50)),
     ("first token p90", lambda o: _seconds(o.time_to_first_token.p90)),
     ("first token p99", lambda o: _seconds(o.time_to_first_token.p99)),
@@ -99,4 +129,13 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("between tokens p99", lambda o: _seconds(o.inter_token.p99)),
     ("whole answer p50", lambda o: _seconds(o.latency.p50)),
     ("whole answer p99", lambda o: _seconds(o.latency.p99)),
+)
+
+_TIER_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
+    ("KV tiers", lambda o: "with" if o.tiers else "without"),
+    ("tokens back from host memory", lambda o: str(o.num_onboarded_tokens.get("host", 0))),
+    ("tokens back from disk", lambda o: str(o.num_onboarded_tokens.get("disk", 0))),
+    ("times that computing was faster", lambda o: _count(o, "recompute_decisions")),
+    ("waits for the disk in vain", lambda o: _count(o, "late_loads")),
+    ("blocks that the disk lost", lambda o: str(sum(t.dropped_blocks for t in o.tiers))),
 )

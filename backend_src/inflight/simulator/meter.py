@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from inflight.api import ExecutorConfig
 from inflight.batch import LlmRequest
 from inflight.kv_cache import KvCacheManager
+from inflight.kv_cache.tiers import KvTiers
 from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator.outcome import Moment, Outcome, Percentiles
 
@@ -20,9 +21,13 @@ _MOST_MOMENTS = 2048
 class Meter:
     """Told by the simulation, in its order; changes nothing."""
 
-    def __init__(self, config: ExecutorConfig, kv: KvCacheManager) -> None:
+    def __init__(
+        self, config: ExecutorConfig, kv: KvCacheManager, tiers: KvTiers | None = None
+    ) -> None:
+        """``tiers``: below ``kv``."""
         self._config = config
         self._kv = kv
+        self._tiers = tiers
         self._num_refused = 0
         self._first_refusal = ""
         self._num_iterations = 0
@@ -87,10 +92,12 @@ class Meter:
         if self._num_iterations % _WASTE_PERIOD == 1:
             self._look_at_slots(started, num_used)
         fill = num_rows / self._config.max_batch_size
-        self._timeline.add(Moment(now, fill, num_used / self._kv.num_blocks, num_waiting))
+        tiers = self._tier_fill() if self._tiers is not None else ()
+        self._timeline.add(Moment(now, fill, num_used / self._kv.num_blocks, num_waiting, *tiers))
 
     def outcome(self, now: float, wall_seconds: float) -> Outcome:
         config, seconds = self._config, max(self._computing_seconds, 1e-12)
+        tiers = self._tiers
         return Outcome(
             policy=config.scheduler_config.capacity_scheduler_policy,
             num_blocks=self._kv.num_blocks,
@@ -113,6 +120,10 @@ class Meter:
             waste=self._unfilled_slots / max(self._held_slots, 1),
             mean_started=self._started_seconds / seconds,
             mean_waiting=self._waiting_seconds / seconds,
+            cache_hit_rate=self._kv.stats().cache_hit_rate,
+            tiers=() if tiers is None else tiers.stats(),
+            onboarding=None if tiers is None else tiers.onboarding_stats(),
+            num_onboarded_tokens={} if tiers is None else _onboarded(tiers, self._kv),
             bound_by={name: part / seconds for name, part in self._bound_seconds.items()},
             time_to_first_token=Percentiles.of(self._first_tokens),
             inter_token=Percentiles.of(self._gaps),
@@ -128,11 +139,27 @@ class Meter:
             return "max_num_tokens"
         return "kv_cache" if num_waiting else "nothing"
 
+    def _tier_fill(self) -> Iterator[float]:
+        """Of host memory and of the disk; 0 for one that is not there."""
+        assert self._tiers is not None
+        for storage in (self._tiers.cascade.host, self._tiers.cascade.disk):
+            usage = None if storage is None else storage.usage
+            yield 0.0 if usage is None else usage.used_bytes / usage.max_bytes
+
     def _look_at_slots(self, started: Sequence[LlmRequest], num_used: int) -> None:
         size = self._kv.tokens_per_block
         held = sum(self._kv.num_held_blocks(llm.request_id) for llm in started)
         self._unfilled_slots += held * size - sum(llm.context_position for llm in started)
         self._held_slots += num_used * size
+
+
+def _onboarded(tiers: KvTiers, kv: KvCacheManager) -> dict[str, int]:
+    """Tokens, by tier."""
+    bytes_by_tier = {each.tier: each.onboarded_bytes for each in tiers.stats()}
+    return {
+        tier: num_bytes // tiers.cost.block_bytes * kv.tokens_per_block
+        for tier, num_bytes in bytes_by_tier.items()
+    }
 
 
 class _Timeline:

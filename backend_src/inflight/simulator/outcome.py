@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from inflight.api import CapacitySchedulerPolicy
+from inflight.api.stats import KvOnboardingStats, KvTierStats
 
 
 class Percentiles(NamedTuple):
@@ -35,6 +36,10 @@ class Moment(NamedTuple):
     kv_use: float
     """Blocks that requests hold / blocks."""
     num_waiting: int
+    host_use: float = 0.0
+    """Bytes in host memory / kv_cache_host_memory_bytes."""
+    disk_use: float = 0.0
+    """Bytes on disk / kv_cache_disk_bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,14 @@ class Outcome:
     mean_started: float
     """Requests that hold blocks at once."""
     mean_waiting: float
+    cache_hit_rate: float
+    """Blocks reused / blocks looked up, wherever they were."""
+    tiers: tuple[KvTierStats, ...] = ()
+    """As the engine counts them; empty: there are none."""
+    onboarding: KvOnboardingStats | None = None
+    num_onboarded_tokens: dict[str, int] = field(default_factory=dict)
+    """By tier: tokens that were brought back into the pool. They are among ``num_reused_tokens``
+    but for what was evicted again before anybody used it."""
     bound_by: dict[str, float]
     """Share of the time in which a limit kept work waiting: ``max_batch_size``,
     ``max_num_tokens``, ``kv_cache``; ``nothing`` is the rest."""
@@ -83,6 +96,11 @@ class Outcome:
     latency: Percentiles
     """From arrival to the last token."""
     timeline: tuple[Moment, ...]
+
+    @property
+    def name(self) -> str:
+        """Tells it from the other outcomes of a comparison."""
+        return self.policy.value + (" + tiers" if self.tiers else "")
 
     @property
     def tokens_per_second(self) -> float:

@@ -9,12 +9,20 @@ from typing import Any
 from inflight.errors import ConfigError
 from inflight.simulator.outcome import Moment, Outcome
 
-_COLOURS = ("#1b6ca8", "#d98c3f", "#5d9e6e")
+_COLOURS = ("#1b6ca8", "#d98c3f", "#5d9e6e", "#8c4f9f")
 _MOMENTS = (
     ("batch fill", "batch_fill"),
     ("KV blocks in use", "kv_use"),
     ("waiting", "num_waiting"),
 )
+_TIER_MOMENTS = (("host memory in use", "host_use"), ("disk in use", "disk_use"))
+_SOURCES = (
+    ("computed", 1.0),
+    ("from the pool", 0.7),
+    ("from host memory", 0.45),
+    ("from disk", 0.2),
+)
+"""Where context tokens come from, and how dark they are drawn."""
 _POINTS = 240
 """Of a line; a point is the mean of the moments around it."""
 
@@ -33,9 +41,10 @@ def draw(outcomes: Sequence[Outcome], target: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.5, 6.2), layout="constrained")
+    has_tiers = any(outcome.tiers for outcome in outcomes)
+    figure = Figure(figsize=(10.5, 9.3 if has_tiers else 6.2), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 3)
+    panels = figure.subplots(3 if has_tiers else 2, 3)
     for panel, (title, field) in zip(panels[0], _MOMENTS, strict=True):
         _draw_timeline(panel, outcomes, title, field)
     for panel, (title, field) in zip(
@@ -45,9 +54,13 @@ def draw(outcomes: Sequence[Outcome], target: Path) -> None:
     ):
         _draw_percentiles(panel, outcomes, title, field)
     _draw_counts(panels[1][2], outcomes)
+    if has_tiers:
+        for panel, (title, field) in zip(panels[2][:2], _TIER_MOMENTS, strict=True):
+            _draw_timeline(panel, [o if o.tiers else None for o in outcomes], title, field)
+        _draw_sources(panels[2][2], outcomes)
     figure.legend(
         handles=[
-            panels[0][0].plot([], [], color=colour, label=outcome.policy.value)[0]
+            panels[0][0].plot([], [], color=colour, label=outcome.name)[0]
             for outcome, colour in zip(outcomes, _COLOURS, strict=False)
         ],
         loc="outside lower center",
@@ -60,8 +73,11 @@ def draw(outcomes: Sequence[Outcome], target: Path) -> None:
         raise ConfigError(f"--png: {target}: {error.strerror}") from None
 
 
-def _draw_timeline(panel: Any, outcomes: Sequence[Outcome], title: str, field: str) -> None:
+def _draw_timeline(panel: Any, outcomes: Sequence[Outcome | None], title: str, field: str) -> None:
+    """None: an outcome that has no such line."""
     for outcome, colour in zip(outcomes, _COLOURS, strict=False):
+        if outcome is None:
+            continue
         moments = outcome.timeline
         size = max(1, len(moments) // _POINTS)
         groups = [moments[at : at + size] for at in range(0, len(moments), size)]
@@ -94,6 +110,26 @@ def _draw_counts(panel: Any, outcomes: Sequence[Outcome]) -> None:
         panel.bar_label(bars, fmt="%.1f", fontsize=7)
     panel.set_xticks([at + 0.4 - width / 2 for at in range(2)], ["waste, %", "pauses / 100 req."])
     _finish(panel, "waste and pauses", "")
+
+
+def _draw_sources(panel: Any, outcomes: Sequence[Outcome]) -> None:
+    """Context tokens by where they came from, a stack for each outcome."""
+    for place, (outcome, colour) in enumerate(zip(outcomes, _COLOURS, strict=False)):
+        tiers = outcome.num_onboarded_tokens
+        below = tiers.get("host", 0) + tiers.get("disk", 0)
+        parts = (
+            outcome.num_context_tokens,
+            max(0, outcome.num_reused_tokens - below),
+            tiers.get("host", 0),
+            tiers.get("disk", 0),
+        )
+        bottom = 0
+        for part, (_, alpha) in zip(parts, _SOURCES, strict=True):
+            panel.bar([place], [part], 0.8, bottom=bottom, color=colour, alpha=alpha)
+            bottom += part
+    names = ", ".join(name for name, _ in _SOURCES)
+    panel.set_xticks([])
+    _finish(panel, "context tokens", f"dark to light: {names}")
 
 
 def _finish(panel: Any, title: str, unit: str) -> None:

@@ -14,6 +14,7 @@ from inflight.simulator.cost_model import CostModel
 from inflight.simulator.model_shape import ModelShape
 from inflight.simulator.outcome import Outcome
 from inflight.simulator.simulation import Simulation
+from inflight.simulator.tiers import TierSpeeds
 from inflight.simulator.trace import TraceRequest
 from inflight.simulator.traffic import Traffic
 
@@ -37,13 +38,15 @@ many times the p99 time to first token."""
 class Question:
     model: ModelShape
     free_bytes: int
-    """Memory that is left after the weights."""
+    """Memory that is left after the weights and the tier in host memory."""
     limits: ExecutorConfig
     """What is configured; the search starts from it."""
     cost: CostModel
     traffic: Traffic
     concurrency: int | None
     """Clients that each wait for their answer; None: requests come at the traffic's own rate."""
+    tier_speeds: TierSpeeds | None = None
+    """Needed where ``limits`` has KV tiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +189,12 @@ def _simulate(
     num_blocks = _num_blocks(question, size, fraction)
     # More than all of its requests could hold changes nothing and takes time to make.
     most = sum(-(-(each.input_length + each.output_length) // size) for each in trace)
-    simulation = Simulation(limits, question.cost, num_blocks=min(num_blocks, most))
+    simulation = Simulation(
+        limits,
+        question.cost,
+        num_blocks=min(num_blocks, most),
+        tier_speeds=question.tier_speeds,
+    )
     arrivals: Arrivals = OpenArrivals(trace)
     if question.concurrency is not None:
         arrivals = ClosedArrivals(trace, question.concurrency)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from inflight.api import ExecutorConfig, FinishReason, Request
 from inflight.batch import LlmRequest, ScheduledBatch
 from inflight.engine.admission import EngineLimits, check_request
+from inflight.engine.onboarder import Onboarder
 from inflight.errors import IntegrityError, RequestError
 from inflight.kv_cache import KvCacheManager, KvExtent
 from inflight.scheduler import Scheduler, WaitingQueue, rank_key, rank_of
 from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator.arrivals import Arrivals
+from inflight.simulator.clock import SimulatedClock
 from inflight.simulator.cost_model import CostModel
 from inflight.simulator.meter import Meter
 from inflight.simulator.outcome import Outcome
+from inflight.simulator.tiers import SimulatedTiers, TierSpeeds
 from inflight.simulator.trace import VOCAB_SIZE, TraceRequest, prompt_ids
 
 _PRIORITY = 0.5
@@ -34,12 +37,29 @@ class Simulation:
     but for ``wall_seconds``.
     """
 
-    def __init__(self, config: ExecutorConfig, cost: CostModel, *, num_blocks: int) -> None:
-        """``num_blocks``: of the KV pool, whatever ``config`` says of it; >= 1."""
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        cost: CostModel,
+        *,
+        num_blocks: int,
+        tier_speeds: TierSpeeds | None = None,
+    ) -> None:
+        """``num_blocks``: of the KV pool, whatever ``config`` says of it; >= 1. ``tier_speeds``:
+        needed where ``config`` has KV tiers. Raises ConfigError where a tier holds no block."""
         self._config = config
         self._cost = cost
-        self._now = 0.0
-        self._kv = KvCacheManager(num_blocks, config.kv_cache_config, clock=lambda: self._now)
+        self._clock = SimulatedClock()
+        kv_config = config.kv_cache_config
+        self._tiers: SimulatedTiers | None = None
+        if kv_config.tiers.exist:
+            assert tier_speeds is not None
+            self._tiers = SimulatedTiers(kv_config, tier_speeds, self._clock)
+        observers = [self._tiers.kv_tiers] if self._tiers else []
+        self._kv = KvCacheManager(num_blocks, kv_config, clock=self._clock, observers=observers)
+        self._onboarder = (
+            Onboarder(self._tiers.kv_tiers, self._kv, config, None) if self._tiers else None
+        )
         self._limits = EngineLimits.of(config, vocab_size=VOCAB_SIZE, num_blocks=num_blocks)
         self._scheduler = Scheduler(
             config.scheduler_config,
@@ -55,7 +75,7 @@ class Simulation:
         self._waiting = WaitingQueue()
         self._started: list[LlmRequest] = []
         """In rank order."""
-        self._meter = Meter(config, self._kv)
+        self._meter = Meter(config, self._kv, self._tiers.kv_tiers if self._tiers else None)
 
     def run(self, arrivals: Arrivals) -> Outcome:
         """Until every request of ``arrivals`` has ended; once a Simulation.
@@ -69,7 +89,7 @@ class Simulation:
         self._kv.check_integrity()
         if self._kv.num_free_blocks != self._kv.num_blocks:
             raise IntegrityError("blocks are held after every request has ended")
-        return self._meter.outcome(self._now, time.perf_counter() - began)
+        return self._meter.outcome(self._clock.now, time.perf_counter() - began)
 
     @property
     def _num_in_engine(self) -> int:
@@ -78,9 +98,9 @@ class Simulation:
     def _take_in(self, arrivals: Arrivals) -> bool:
         """Who has arrived joins the queue; False when nobody is left to compute."""
         while True:
-            at = arrivals.next_arrival(self._now, self._num_in_engine)
-            if at is not None and (at <= self._now or not self._num_in_engine):
-                self._now = max(self._now, at)
+            at = arrivals.next_arrival(self._clock.now, self._num_in_engine)
+            if at is not None and (at <= self._clock.now or not self._num_in_engine):
+                self._clock.now = max(self._clock.now, at)
                 self._num_arrived += 1
                 self._arrived.append((self._num_arrived, at, arrivals.take()))
                 continue
@@ -109,11 +129,15 @@ class Simulation:
 
     def _iterate(self) -> None:
         """One iteration, in the order of IterationLoop."""
-        plan = self._scheduler.schedule(self._iteration, self._started, self._waiting, self._kv)
+        began = self._clock.now
+        plan = self._scheduler.schedule(
+            self._iteration, self._started, self._ready_to_start(), self._kv
+        )
         for llm in plan.paused:
             self._pause(llm)
         if plan.is_empty:
-            if not plan.paused:
+            waits = self._onboarder is not None and self._onboarder.wait()
+            if not waits and not plan.paused:
                 raise IntegrityError(f"{self._num_in_engine} requests and none can go on")
             return
         self._iteration += 1
@@ -123,21 +147,30 @@ class Simulation:
         extents = _extents(plan)
         self._kv.reserve(extents)
         shape = IterationShape.of(plan)
-        seconds = self._cost.seconds(shape)
-        self._now += seconds
+        self._clock.now += self._cost.seconds(shape)
         self._kv.commit(extents)
+        seconds = self._clock.now - began
         self._scheduler.observe(plan, seconds)
+        if self._onboarder is not None:
+            self._onboarder.observe(plan, seconds)
         ended = self._advance(plan)
         num_waiting = len(self._waiting) + len(self._arrived)
         self._meter.iteration(
-            shape, plan.num_chunks, self._started, num_waiting, self._now, seconds
+            shape, plan.num_chunks, self._started, num_waiting, self._clock.now, seconds
         )
         self._end(ended)
+
+    def _ready_to_start(self) -> Collection[LlmRequest]:
+        """Who may start: with tiers, whoever waits for no disk. That may take time."""
+        if self._onboarder is None or self._tiers is None:
+            return self._waiting
+        self._tiers.settle()
+        return self._onboarder.ready_to_start(self._waiting, len(self._started))
 
     def _advance(self, plan: ScheduledBatch) -> list[LlmRequest]:
         """Positions move on, and each row that samples has a token; returns who has its last."""
         ended = []
-        now, count_token = self._now, self._meter.token
+        now, count_token = self._clock.now, self._meter.token
         for llm, _, start, num_tokens, samples in plan.chunks:
             llm.advance(start, num_tokens)
             if samples:
@@ -152,7 +185,7 @@ class Simulation:
             self._unstart(llm)
             self._kv.close(llm.request_id)
             llm.finish(FinishReason.LENGTH)
-            self._meter.ended(llm, self._now)
+            self._meter.ended(llm, self._clock.now)
 
     def _start(self, llm: LlmRequest, num_reused: int) -> None:
         self._waiting.remove(llm)

@@ -107,8 +107,30 @@ def test_the_derived_cost_needs_no_file(files: Path) -> None:
     assert times["p50"] == pytest.approx(weights / 50e9, rel=0.2)
 
 
-def test_a_picture_is_drawn(files: Path) -> None:
-    result = run(*SIMULATE, "--num-blocks", "50", "--png", "out.png")
+TIERS = ("--kv-cache-host-memory-bytes", "100000", "--kv-cache-disk-bytes", "1000000")
+
+
+def test_tiers_are_named_like_their_keys_and_need_no_folder(files: Path) -> None:
+    speeds = ("--kv-cache-host-bandwidth", "3", "--kv-cache-disk-bandwidth", "1")
+    facts = answer(*SIMULATE, "--num-blocks", "20", *TIERS, *speeds)
+    for policy in facts["policies"].values():
+        host, disk = policy["tiers"]
+        assert (host["max_bytes"], disk["max_bytes"]) == (100_000, 1_000_000)
+        assert set(policy["num_onboarded_tokens"]) == {"host", "disk"}
+    assert facts["without_tiers"]["max_utilization"]["tiers"] == []
+    assert list(files.glob("**/*kv_blocks*")) == []
+
+
+def test_host_memory_is_taken_from_what_the_pool_is_sized_by(files: Path) -> None:
+    sized = (*SIMULATE, "--memory", "0.1", "--kv-cache-free-gpu-mem-fraction", "0.5")
+    without = answer(*sized)["num_blocks"]
+    with_tier = answer(*sized, "--kv-cache-host-memory-bytes", str(20 * 16_384))["num_blocks"]
+    assert with_tier == without - 10
+
+
+@pytest.mark.parametrize("tiers", [(), TIERS])
+def test_a_picture_is_drawn(files: Path, tiers: tuple[str, ...]) -> None:
+    result = run(*SIMULATE, "--num-blocks", "50", "--png", "out.png", *tiers)
     assert result.exit_code == 0, result.output
     assert (files / "out.png").read_bytes().startswith(b"\x89PNG")
 
@@ -136,6 +158,11 @@ def test_without_matplotlib_it_says_what_to_install(
         ((*SIMULATE[:2], "--model", "trace.csv"), "give a checkpoint folder or its config.json"),
         ((*SIMULATE, "--memory", "0.0001"), "do not hold the weights"),
         ((*SIMULATE, "--max-batch-size", "no"), "max_batch_size: 'no'"),
+        ((*SIMULATE, "--kv-cache-disk-bandwidth", "0"), "--kv-cache-disk-bandwidth: 0.0 must be"),
+        (
+            (*SIMULATE, "--kv-cache-host-memory-bytes", "9", "--num-blocks", "9"),
+            "kv_cache_host_memory_bytes: 9 holds no KV block",
+        ),
         (("plan", "--input-lengths", "9", "--output-lengths", "9"), "either --rate or"),
         (
             ("plan", "--input-lengths", "9", "--output-lengths", "x", "--rate", "1"),
@@ -166,6 +193,15 @@ def test_a_plan_as_json_and_its_lines_are_a_configuration(
     lines = "".join(f"{key}: {value}\n" for key, value in facts["configuration"].items())
     (files / "plan.yaml").write_text(lines)
     assert run("config", "--config", "plan.yaml").exit_code == 0
+
+
+def test_a_plan_with_tiers_says_what_came_back(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "NUM_REQUESTS", 30)
+    facts = answer(*PLAN, "--rate", "1", "--shared-prefix", "32", "--groups", "20", *TIERS)
+    assert all(candidate["tiers"] for candidate in facts["candidates"])
+    assert any(reason.startswith("KV tiers: ") for reason in facts["reasons"])
 
 
 def test_a_plan_in_words(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,18 +12,30 @@ from inflight.api import (
     CapacitySchedulerPolicy,
     ExecutorConfig,
     KvCacheConfig,
+    KvTiersConfig,
     Request,
     RequestPerfMetrics,
     SchedulerConfig,
 )
+from inflight.api.stats import KvCacheStats
 from inflight.engine.engine import Engine
 from inflight.scheduler.iteration_cost import IterationShape
-from inflight.simulator import CostModel, OpenArrivals, Simulation, TraceRequest
+from inflight.simulator import (
+    CostModel,
+    OpenArrivals,
+    Outcome,
+    Simulation,
+    TierSpeeds,
+    TraceRequest,
+)
 from inflight.simulator.trace import prompt_ids
 from inflight.simulator.traffic import Lengths, Traffic
 from tests.fakes.clock_runner import ClockRunner
 
 NUM_BLOCKS = 40
+HOST_BYTES_PER_SECOND = 16 / 1e-3
+"""A block of 16 tokens has a byte for each."""
+
 COST = CostModel(
     base_seconds=0.01,
     context_token_seconds=1e-3,
@@ -43,21 +56,29 @@ def make_trace() -> list[TraceRequest]:
     return traffic.trace(120, seed=5, max_seq_len=256)
 
 
-def make_config(policy: CapacitySchedulerPolicy) -> ExecutorConfig:
+def make_config(policy: CapacitySchedulerPolicy, host_memory_bytes: int = 0) -> ExecutorConfig:
     return ExecutorConfig(
         max_batch_size=12,
         max_num_tokens=64,
         max_seq_len=256,
         scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
-        kv_cache_config=KvCacheConfig(tokens_per_block=16, num_blocks=NUM_BLOCKS),
+        kv_cache_config=KvCacheConfig(
+            tokens_per_block=16,
+            num_blocks=NUM_BLOCKS,
+            tiers=KvTiersConfig(host_memory_bytes=host_memory_bytes),
+        ),
     )
 
 
-def run_engine(
-    trace: list[TraceRequest], config: ExecutorConfig
-) -> tuple[list[IterationShape], list[RequestPerfMetrics]]:
+class Ran(NamedTuple):
+    shapes: list[IterationShape]
+    ended: list[RequestPerfMetrics]
+    kv: KvCacheStats
+
+
+def run_engine(trace: list[TraceRequest], config: ExecutorConfig) -> Ran:
     """Requests enter when the clock has passed their arrival, which is all that differs."""
-    runner = ClockRunner(COST)
+    runner = ClockRunner(COST, seconds_per_block=16 / HOST_BYTES_PER_SECOND)
     engine = Engine(runner, config, clock=lambda: runner.now)
     pending = list(enumerate(trace, start=1))
     ended = []
@@ -80,7 +101,24 @@ def run_engine(
             assert response.result is not None
             if response.result.perf_metrics is not None:
                 ended.append(response.result.perf_metrics)
-    return runner.shapes, ended
+    engine.close()
+    return Ran(runner.shapes, ended, engine.kv_cache_stats())
+
+
+def run_simulation(
+    trace: list[TraceRequest], config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[IterationShape], Outcome]:
+    shapes: list[IterationShape] = []
+    seconds = CostModel.seconds
+
+    def recorded(cost: CostModel, shape: IterationShape) -> float:
+        shapes.append(shape)
+        return seconds(cost, shape)
+
+    monkeypatch.setattr(CostModel, "seconds", recorded)
+    speeds = TierSpeeds(kv_bytes_per_token=1, host=HOST_BYTES_PER_SECOND, disk=1.0)
+    simulation = Simulation(config, COST, num_blocks=NUM_BLOCKS, tier_speeds=speeds)
+    return shapes, simulation.run(OpenArrivals(trace))
 
 
 @pytest.mark.parametrize(
@@ -95,18 +133,8 @@ def test_the_same_iterations_times_and_pauses_as_the_engines_loop(
     policy: CapacitySchedulerPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace, config = make_trace(), make_config(policy)
-    engine_shapes, ended = run_engine(trace, config)
-    shapes: list[IterationShape] = []
-    seconds = CostModel.seconds
-
-    def recorded(cost: CostModel, shape: IterationShape) -> float:
-        shapes.append(shape)
-        return seconds(cost, shape)
-
-    monkeypatch.setattr(CostModel, "seconds", recorded)
-    simulation = Simulation(config, COST, num_blocks=NUM_BLOCKS)
-    outcome = simulation.run(OpenArrivals(trace))
-
+    engine_shapes, ended, _ = run_engine(trace, config)
+    shapes, outcome = run_simulation(trace, config, monkeypatch)
     assert shapes == engine_shapes
     assert outcome.num_completed == len(ended) == len(trace)
     assert outcome.num_pauses == sum(perf.num_pauses for perf in ended)
@@ -114,6 +142,27 @@ def test_the_same_iterations_times_and_pauses_as_the_engines_loop(
     assert outcome.time_to_first_token == pytest.approx(np.percentile(waits, (50, 90, 99)))
     lives = [(perf.last_token_time_ns - perf.arrival_time_ns) / 1e9 for perf in ended]
     assert outcome.latency == pytest.approx(np.percentile(lives, (50, 90, 99)))
+
+
+@pytest.mark.parametrize("host_blocks", [10, 1000])
+def test_the_same_iterations_and_moves_with_a_tier_in_host_memory(
+    host_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = make_trace()
+    config = make_config(CapacitySchedulerPolicy.MAX_UTILIZATION, 16 * host_blocks)
+    engine = run_engine(trace, config)
+    shapes, outcome = run_simulation(trace, config, monkeypatch)
+    assert shapes == engine.shapes
+    assert outcome.tiers == engine.kv.tiers
+    assert outcome.cache_hit_rate == engine.kv.cache_hit_rate
+    onboarding = engine.kv.onboarding
+    assert onboarding is not None and outcome.onboarding is not None
+    assert outcome.onboarding.recompute_decisions == onboarding.recompute_decisions
+    assert outcome.onboarding.host_bytes_per_second == pytest.approx(HOST_BYTES_PER_SECOND, rel=0.5)
+    (host,) = outcome.tiers
+    assert host.offloaded_bytes > host.max_bytes or host_blocks == 1000
+    assert outcome.num_onboarded_tokens == {"host": host.onboarded_bytes}
+    assert host.onboarded_bytes > 0
 
 
 def test_the_trace_makes_the_policies_differ() -> None:

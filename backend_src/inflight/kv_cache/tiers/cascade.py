@@ -10,11 +10,10 @@ from enum import Enum
 from itertools import chain
 
 from inflight.kv_cache.identity import BlockKey
-from inflight.kv_cache.tiers.disk import DiskStorage
 from inflight.kv_cache.tiers.host import HostStorage
-from inflight.kv_cache.tiers.loading import BlockLoader, Load
-from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, TierBlock
-from inflight.kv_cache.tiers.write_behind import WriteBehind
+from inflight.kv_cache.tiers.loading import BlockLoader, BlockReader, Load
+from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, SlowStorage, TierBlock
+from inflight.kv_cache.tiers.write_behind import BlockWriter, WriteBehind
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +38,14 @@ class TierCascade:
     def __init__(
         self,
         host: HostStorage | None,
-        disk: DiskStorage | None,
+        disk: SlowStorage | None,
         *,
         write_queue_bytes: int = WRITE_QUEUE_BYTES,
-        persists: bool = False,
+        writer: BlockWriter | None = None,
+        loader: BlockReader | None = None,
     ) -> None:
-        """``write_queue_bytes``: of blocks on their way to the disk. ``persists``: ``close``
-        writes what is in memory to the disk."""
+        """``write_queue_bytes``: of blocks on their way to the disk. ``writer`` and ``loader``: of
+        ``disk``; None: threads that are started here."""
         assert host is not None or disk is not None
         self.host = host
         self.disk = disk
@@ -53,13 +53,12 @@ class TierCascade:
         """Blocks lost because the queue to the disk was full."""
         self._moved: deque[bytes] | None = None
         """Of ``take_moved``, from all threads; None: nobody takes them."""
-        self._persists = persists
         self._is_closed = False
-        self._writer = None
+        self._writer, self._loader = writer, loader
         if disk is not None:
             disk.on_lost = self._note
-            self._writer = WriteBehind(disk, write_queue_bytes, self._note)
-        self._loader = None if disk is None else BlockLoader(disk)
+            self._writer = writer or WriteBehind(disk, write_queue_bytes, self._note)
+            self._loader = loader or BlockLoader(disk)
 
     def place_of(self, key: BlockKey) -> Place | None:
         """The fastest place that has the block."""
@@ -131,9 +130,9 @@ class TierCascade:
         return self._writer is None or self._writer.wait_until_written(timeout)
 
     def close(self, timeout: float, cached: Iterable[LazyBlock] = ()) -> None:
-        """Ends the threads. With ``persists`` blocks are written to the disk as far as ``timeout``
-        seconds and its bytes reach: ``cached`` in their order, then those of host memory and of the
-        queue, the one used last first. Safe to call again."""
+        """Ends the threads. A disk that outlives the process gets what is in memory, as far as
+        ``timeout`` seconds and its bytes reach: ``cached`` in their order, then the blocks of host
+        memory and of the queue, the one used last first. Safe to call again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -145,12 +144,11 @@ class TierCascade:
         unwritten = self._writer.close(timeout)
         if unwritten is None:
             return  # a disk that hangs: the folder is given back when the process ends
-        if self._persists:
-            in_memory = () if self.host is None else self.host.newest_first()
-            below = map(_lazy, chain(in_memory, reversed(unwritten)))
-            num_kept = self.disk.keep(chain(cached, below), deadline)
-            logger.info("KV tiers: %d blocks of memory stay on disk", num_kept)
-        self.disk.close()
+        in_memory = () if self.host is None else self.host.newest_first()
+        below = map(_lazy, chain(in_memory, reversed(unwritten)))
+        num_kept = self.disk.close(chain(cached, below), deadline)
+        if num_kept:
+            logger.info("KV tiers: %d blocks that were in memory stay on disk", num_kept)
 
 
 def _lazy(block: TierBlock) -> LazyBlock:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "inflight_kv_blocks"
 _BETWEEN_KEPT_NS = 1000
-"""Between the times of use of blocks that ``keep`` leaves; file systems store nanoseconds."""
+"""Between the times of use of blocks that ``close`` leaves; file systems store nanoseconds."""
 _OUR_FILES = re.compile(rf"[0-9a-f]{{64}}({re.escape(SUFFIX)}|{re.escape(UNFINISHED_SUFFIX)})")
 
 
@@ -120,13 +120,25 @@ class DiskStorage:
         self._unlink(key.digest)
         self.on_lost(key.digest)
 
-    def keep(self, blocks: Iterable[LazyBlock], deadline: float) -> int:
-        """Leaves these blocks, the most valuable first, to the next process: as many of the first
-        as ``max_bytes`` hold and can be written until ``deadline`` (of ``time.monotonic``). Returns
-        how many. Other blocks make room for them, and a disk that refuses one gets no more.
+    def close(self, blocks: Iterable[LazyBlock] = (), deadline: float = 0.0) -> int:
+        """Gives the folder back, once nobody else writes.
 
-        To be called once nobody else writes.
+        Without ``keeps_files`` the files are deleted. With it these blocks, the most valuable
+        first, are left to the next process: as many of the first as ``max_bytes`` hold and can be
+        written until ``deadline`` (of ``time.monotonic``). Other blocks make room for them, and a
+        disk that refuses one gets no more. Returns how many of them are left.
         """
+        num_kept = 0
+        if self._keeps_files:
+            num_kept = self._keep(blocks, deadline)
+        else:
+            for digest in list(self._sizes):
+                self._unlink(digest)
+        self._sizes.clear()
+        os.close(self._lock_file)
+        return num_kept
+
+    def _keep(self, blocks: Iterable[LazyBlock], deadline: float) -> int:
         num_kept = kept_bytes = 0
         seen: set[bytes] = set()
         now = time.time_ns()
@@ -152,15 +164,6 @@ class DiskStorage:
             # The next process takes the order of use over: the most valuable was used last.
             self._set_used(key.digest, now - num_kept * _BETWEEN_KEPT_NS)
         return num_kept
-
-    def close(self) -> None:
-        """Gives the folder back; without ``keeps_files`` the files are deleted. To be called once
-        nobody writes any more."""
-        if not self._keeps_files:
-            for digest in list(self._sizes):
-                self._unlink(digest)
-        self._sizes.clear()
-        os.close(self._lock_file)
 
     def _set_used(self, digest: bytes, at_ns: int) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.tiers.storage import BlockContent, TierStorage
@@ -30,8 +31,24 @@ class Load:
         """Set by whoever does not want it any more."""
 
 
+class BlockReader(Protocol):
+    """Brings blocks from a slow tier, while others go on."""
+
+    def start(self, keys: Sequence[BlockKey], now: float) -> Load:
+        """Returns at once. ``now``: clock seconds."""
+        ...
+
+    def wait(self, loads: Sequence[Load], timeout: float) -> None:
+        """Until one of them is done, ``timeout`` seconds at most."""
+        ...
+
+    def close(self, timeout: float) -> None:
+        """Loads that are not done never will be."""
+        ...
+
+
 class BlockLoader:
-    """Loads are served in order, one at a time."""
+    """A BlockReader on a thread. Loads are served in order, one at a time."""
 
     def __init__(self, storage: TierStorage) -> None:
         self._storage = storage

@@ -233,7 +233,7 @@ class KvTiers:
             except Exception as error:
                 raise _NotWrittenError from error
 
-        began = time.perf_counter()
+        began = self._clock()
         try:
             number = kv.onboard(request_id, token_ids, len(contents), write)
         except _NotWrittenError as error:
@@ -242,7 +242,7 @@ class KvTiers:
             return
         self._num_onboarded[place] += number
         self.cost.bandwidth[Place.HOST].observe(
-            _num_bytes(contents[:number]), time.perf_counter() - began
+            _num_bytes(contents[:number]), self._clock() - began
         )
 
     def stats(self) -> tuple[KvTierStats, ...]:

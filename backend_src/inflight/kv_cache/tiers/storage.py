@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -62,4 +62,20 @@ class TierStorage(Protocol):
 
     def remove(self, key: BlockKey) -> None:
         """Forgets the block; one that is not here is ignored."""
+        ...
+
+
+class SlowStorage(TierStorage, Protocol):
+    """A tier that a writer and a reader of its own stand before."""
+
+    on_lost: Callable[[bytes], None]
+    """Called on any thread with the digest of a block that is not here any more."""
+    written_bytes: int
+    """Of KV, since the start."""
+    num_io_errors: int
+    num_bad_files: int
+
+    def close(self, blocks: Iterable[LazyBlock], deadline: float) -> int:
+        """The end; where it outlives the process, ``blocks`` are left to the next one, the most
+        valuable first, until ``deadline`` (of ``time.monotonic``). Returns how many are."""
         ...

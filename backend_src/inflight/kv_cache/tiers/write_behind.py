@@ -6,11 +6,32 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.tiers.storage import BlockContent, TierBlock, TierStorage
 
 logger = logging.getLogger(__name__)
+
+
+class BlockWriter(Protocol):
+    """What stands before a slow tier: takes blocks, and never makes anybody wait."""
+
+    def offer(self, block: TierBlock) -> bool:
+        """False: there is no room, and the block is not taken."""
+        ...
+
+    def find(self, key: BlockKey) -> BlockContent | None:
+        """The content of a block that is not written yet."""
+        ...
+
+    def wait_until_written(self, timeout: float) -> bool:
+        """Whether everything that was offered is written, after ``timeout`` seconds at most."""
+        ...
+
+    def close(self, timeout: float) -> Sequence[TierBlock] | None:
+        """The end; returns what is not written, oldest first. None: it hangs in a write."""
+        ...
 
 
 class WriteBehind:

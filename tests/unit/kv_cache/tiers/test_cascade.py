@@ -32,7 +32,6 @@ def cascade(tmp_path: Path, files: SlowFiles) -> Iterator[TierCascade]:
         HostStorage(2 * BLOCK_BYTES),
         disk_storage(tmp_path, files=files),
         write_queue_bytes=3 * BLOCK_BYTES,
-        persists=True,
     )
     yield cascade
     files.may_write.set()
@@ -103,7 +102,6 @@ def test_closing_writes_the_pool_then_host_memory_then_the_queue(
     cascade = TierCascade(
         HostStorage(BLOCK_BYTES),
         disk_storage(tmp_path, files=files, max_blocks=3),
-        persists=True,
     )
     for number in range(4):  # 0 is being written, 1 and 2 wait, 3 is in host memory
         cascade.put(tier_block(number))

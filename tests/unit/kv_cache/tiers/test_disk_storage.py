@@ -229,12 +229,12 @@ def test_a_disk_that_cannot_be_read_is_a_miss(tmp_path: Path) -> None:
 
 
 def kept(storage: DiskStorage, numbers: Sequence[int], *, seconds: float = 10.0) -> int:
-    """By ``keep``, in this order of value."""
+    """By the end of the storage, in this order of value."""
     blocks = [
         LazyBlock(block.key, lambda block=block: block.content)  # type: ignore[misc]
         for block in map(tier_block, numbers)
     ]
-    return storage.keep(blocks, time.monotonic() + seconds)
+    return storage.close(blocks, time.monotonic() + seconds)
 
 
 def test_what_is_kept_takes_the_place_of_the_rest_and_the_first_count_as_used_last(
@@ -244,9 +244,10 @@ def test_what_is_kept_takes_the_place_of_the_rest_and_the_first_count_as_used_la
     for number in (1, 2, 3, 4):
         storage.put(tier_block(number))
     assert kept(storage, [7, 2, 7, 8, 9, 5]) == 4
-    assert storage.usage.num_blocks == 4
-    assert [storage.contains(tier_block(n).key) for n in (7, 2, 8, 9)] == [True] * 4
-    storage.close()
+    whole = disk_storage(tmp_path)
+    assert [whole.contains(tier_block(n).key) for n in (7, 2, 8, 9)] == [True] * 4
+    assert whole.usage.num_blocks == 4
+    whole.close()
     again = disk_storage(tmp_path, max_blocks=2)
     assert [again.contains(tier_block(n).key) for n in (7, 2, 8, 9)] == [True, True, False, False]
 
@@ -270,7 +271,7 @@ def test_a_block_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     storage = disk_storage(tmp_path)
     lost = LazyBlock(tier_block(1).key, lambda: None)
     there = LazyBlock(tier_block(2).key, lambda: tier_block(2).content)
-    assert storage.keep([lost, there], time.monotonic() + 10) == 1
+    assert storage.close([lost, there], time.monotonic() + 10) == 1
 
 
 WRITER = """

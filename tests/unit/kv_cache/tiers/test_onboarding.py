@@ -25,10 +25,17 @@ SIZE, NUM_BLOCKS, BLOCK_BYTES = 4, 4, 32
 
 class CountingStore(CheckedKvStore):
     num_read = 0
+    num_written = 0
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         self.num_read += len(block_ids)
         return super().read_blocks(block_ids)
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        self.num_written += len(block_ids)
+        super().write_blocks(block_ids, contents)
 
 
 class Setup:
@@ -36,6 +43,8 @@ class Setup:
 
     def __init__(self, host_bytes: int, disk: DiskStorage | None = None) -> None:
         self.now = 100.0
+        self.seconds_to_write = 0.0
+        """A block into the pool."""
         self.store = CountingStore(NUM_BLOCKS, SIZE)
         host = HostStorage(host_bytes) if host_bytes else None
         self.cascade = TierCascade(host, disk)
@@ -44,7 +53,7 @@ class Setup:
             self.store,
             OnboardCost(BLOCK_BYTES, SIZE),
             pause_policy=KvCachePausePolicy.AUTO,
-            clock=lambda: self.now,
+            clock=lambda: self.now + self.seconds_to_write * self.store.num_written,
         )
         config = KvCacheConfig(tokens_per_block=SIZE)
         self.kv = KvCacheManager(NUM_BLOCKS, config, observers=(self.tiers,))
@@ -91,6 +100,7 @@ def test_a_block_is_copied_when_it_is_evicted_and_only_once() -> None:
 
 def test_what_came_back_is_right_and_counted() -> None:
     setup = Setup(host_bytes=100 * BLOCK_BYTES)
+    setup.seconds_to_write = 0.001
     setup.compute(prompt(1))
     setup.compute(prompt(2))
     request_id = setup.open()
@@ -101,7 +111,8 @@ def test_what_came_back_is_right_and_counted() -> None:
     assert host.onboarded_bytes == 3 * BLOCK_BYTES
     assert host.offloaded_bytes == host.used_bytes == host.num_blocks * BLOCK_BYTES
     rates = setup.tiers.onboarding_stats()
-    assert rates.host_bytes_per_second is not None and rates.disk_bytes_per_second is None
+    assert rates.host_bytes_per_second == pytest.approx(BLOCK_BYTES / 0.001)
+    assert rates.disk_bytes_per_second is None
 
 
 @pytest.fixture

@@ -1,0 +1,212 @@
+"""The KV tiers of a simulation: the engine's own rules, with sizes and times in place of bytes."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.api import KvCacheConfig
+from inflight.engine.tiers import check_sizes
+from inflight.errors import ConfigError
+from inflight.kv_cache.identity import BlockKey
+from inflight.kv_cache.tiers import HostStorage, KvTiers, TierCascade
+from inflight.kv_cache.tiers.cascade import WRITE_QUEUE_BYTES
+from inflight.kv_cache.tiers.cost import OnboardCost
+from inflight.kv_cache.tiers.loading import Load
+from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, TierBlock
+from inflight.simulator.clock import SimulatedClock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSpeeds:
+    """What moving KV takes; sizes are bytes, speeds bytes a second and larger than 0."""
+
+    kv_bytes_per_token: int
+    host: float
+    """Between the pool and host memory, either way. The engine waits for it."""
+    disk: float
+    """Read and written beside each other and beside the engine."""
+
+    def __post_init__(self) -> None:
+        for key in ("host", "disk"):
+            speed = getattr(self, key)
+            if not (math.isfinite(speed) and speed > 0):
+                raise ConfigError(f"--kv-cache-{key}-bandwidth: {speed!r} must be larger than 0")
+
+
+class SimulatedTiers:
+    """``kv_tiers`` as the engine has them, but for what moves bytes: that takes simulated time."""
+
+    def __init__(self, config: KvCacheConfig, speeds: TierSpeeds, clock: SimulatedClock) -> None:
+        """``config.tiers`` exist. Raises ConfigError where one holds no block."""
+        tiers = config.tiers
+        block_bytes = speeds.kv_bytes_per_token * config.tokens_per_block
+        check_sizes(tiers, block_bytes)
+        host = HostStorage(tiers.host_memory_bytes) if tiers.host_memory_bytes else None
+        disk = SimulatedDisk(tiers.disk_bytes) if tiers.disk_bytes else None
+        self._reader: SimulatedReader | None = None
+        writer: SimulatedWriter | None = None
+        if disk is not None:
+            writer = SimulatedWriter(disk, speeds.disk, clock)
+            self._reader = SimulatedReader(disk, block_bytes / speeds.disk, clock)
+        self.kv_tiers = KvTiers(
+            TierCascade(host, disk, writer=writer, loader=self._reader),
+            _TimedMemory(block_bytes, speeds.host, clock),
+            OnboardCost(block_bytes, config.tokens_per_block),
+            pause_policy=tiers.pause_policy,
+            onboards=tiers.onboard_blocks,
+            clock=clock,
+        )
+
+    def settle(self) -> None:
+        """What was read from the disk until now is there; to be called when the clock moved."""
+        if self._reader is not None:
+            self._reader.settle()
+
+
+class _TimedMemory:
+    """The pool's side of a move: blocks of zeros that all are the same bytes, and time."""
+
+    def __init__(self, block_bytes: int, bytes_per_second: float, clock: SimulatedClock) -> None:
+        self._block_bytes = block_bytes
+        self._seconds = block_bytes / bytes_per_second
+        self._clock = clock
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        self._clock.now += self._seconds * len(block_ids)
+        return np.broadcast_to(np.uint8(0), (len(block_ids), self._block_bytes))
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        self._clock.now += self._seconds * len(block_ids)
+
+
+class SimulatedDisk(HostStorage):
+    """A SlowStorage that gives up blocks as a disk does: by bytes, the one used longest ago."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.on_lost: Callable[[bytes], None] = lambda digest: None
+        self.written_bytes = 0
+        self.num_io_errors = 0
+        self.num_bad_files = 0
+
+    def put(self, block: TierBlock) -> Sequence[TierBlock]:
+        is_new = not self.contains(block.key)
+        for old in super().put(block):
+            self.on_lost(old.key.digest)
+        self.written_bytes += block.content.nbytes * is_new
+        return ()
+
+    def close(self, blocks: Iterable[LazyBlock], deadline: float) -> int:
+        """Nothing outlives a simulation."""
+        return 0
+
+
+class SimulatedWriter:
+    """A BlockWriter: what was offered is on disk when the disk has had time for it."""
+
+    def __init__(self, disk: SimulatedDisk, bytes_per_second: float, clock: SimulatedClock) -> None:
+        self._disk = disk
+        self._bytes_per_second = bytes_per_second
+        self._clock = clock
+        self._waiting: OrderedDict[bytes, tuple[TierBlock, float]] = OrderedDict()
+        """By digest, with the time at which it is written; in order of that."""
+        self._waiting_bytes = 0
+        self._free_at = 0.0
+
+    def offer(self, block: TierBlock) -> bool:
+        self._settle(self._clock.now)
+        digest, size = block.key.digest, block.content.nbytes
+        if digest in self._waiting:
+            return True
+        if self._waiting and self._waiting_bytes + size > WRITE_QUEUE_BYTES:
+            return False
+        self._free_at = max(self._free_at, self._clock.now) + size / self._bytes_per_second
+        self._waiting[digest] = (block, self._free_at)
+        self._waiting_bytes += size
+        return True
+
+    def find(self, key: BlockKey) -> BlockContent | None:
+        self._settle(self._clock.now)
+        waiting = self._waiting.get(key.digest)
+        return waiting[0].content if waiting is not None and waiting[0].key == key else None
+
+    def wait_until_written(self, timeout: float) -> bool:
+        self._settle(self._clock.now + timeout)
+        return not self._waiting
+
+    def close(self, timeout: float) -> Sequence[TierBlock]:
+        return [block for block, _ in self._waiting.values()]
+
+    def _settle(self, now: float) -> None:
+        while self._waiting:
+            digest, (block, written_at) = next(iter(self._waiting.items()))
+            if written_at > now:
+                break
+            del self._waiting[digest]
+            self._waiting_bytes -= block.content.nbytes
+            self._disk.put(block)
+
+
+class SimulatedReader:
+    """A BlockReader: loads are read one after the other, each block in the same time."""
+
+    def __init__(
+        self, disk: SimulatedDisk, seconds_per_block: float, clock: SimulatedClock
+    ) -> None:
+        self._disk = disk
+        self._seconds_per_block = seconds_per_block
+        self._clock = clock
+        self._loads: deque[Load] = deque()
+        self._free_at = 0.0
+
+    def start(self, keys: Sequence[BlockKey], now: float) -> Load:
+        load = Load(keys, now)
+        self._loads.append(load)
+        return load
+
+    def wait(self, loads: Sequence[Load], timeout: float) -> None:
+        """Moves the clock, as nothing else would."""
+        self.settle()
+        if not any(load.is_done for load in loads):
+            ends = self._end_of(self._loads[0]) if self._loads else math.inf
+            self._clock.now = min(ends, self._clock.now + timeout)
+            self.settle()
+
+    def close(self, timeout: float) -> None:
+        self._loads.clear()
+
+    def settle(self) -> None:
+        """Whatever is read by now is done."""
+        self._loads = deque(
+            load for number, load in enumerate(self._loads) if number == 0 or not load.is_cancelled
+        )
+        while self._loads:
+            load, end = self._loads[0], self._end_of(self._loads[0])
+            if load.is_cancelled:
+                self._free_at = max(self._free_at, min(end, self._clock.now))
+            elif end > self._clock.now:
+                break
+            else:
+                self._free_at = end
+                self._read(load)
+            self._loads.popleft()
+            load.is_done = True
+
+    def _end_of(self, load: Load) -> float:
+        return max(load.began, self._free_at) + len(load.keys) * self._seconds_per_block
+
+    def _read(self, load: Load) -> None:
+        for key in load.keys:
+            content = self._disk.get(key)
+            if content is None:
+                break
+            load.contents.append(content)
+        load.seconds = len(load.contents) * self._seconds_per_block
