@@ -4,7 +4,8 @@
 
 Two traces whose running requests would need twice the KV blocks there are, through the real engine
 with the arithmetic model, under both policies: one where every answer reaches its max_tokens, and
-one where most end long before, by an end id, which nobody can know in advance.
+one where most end long before, by an end id, which nobody can know in advance. A third row, "none",
+shows MAX_UTILIZATION without its hysteresis: who fits now starts now, whatever comes of it.
 
 Time is a model's: each forward is charged FORWARD_SECONDS and each token TOKEN_SECONDS, so figures
 do not depend on this machine; "wall" is the real time of the same run. "computed" is computed
@@ -16,8 +17,12 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import patch
 
 import numpy as np
 
@@ -28,8 +33,10 @@ from inflight.api import (
     Request,
     SchedulerConfig,
 )
+from inflight.batch import LlmRequest
 from inflight.engine.engine import Engine
 from inflight.model.runner import PackedInputs
+from inflight.scheduler import KvCapacity, capacity
 from tests.fakes.arithmetic_runner import VOCAB_SIZE, ArithmeticRunner
 
 FORWARD_SECONDS, TOKEN_SECONDS = 0.008, 0.0004
@@ -97,6 +104,23 @@ class Run:
         self.now += FORWARD_SECONDS + TOKEN_SECONDS * len(inputs.token_ids)
 
 
+@contextmanager
+def no_hysteresis() -> Iterator[None]:
+    """A request's claim ends with its next token; otherwise it reaches some tokens further."""
+    claim = capacity._claim
+
+    def to_the_next_token(request: LlmRequest, num_held: int, kv: KvCapacity) -> int:
+        bounded = SimpleNamespace(
+            request_id=request.request_id,
+            num_tokens=request.num_tokens,
+            max_total_tokens=min(request.num_tokens + 1, request.max_total_tokens),
+        )
+        return claim(cast(LlmRequest, bounded), num_held, kv)
+
+    with patch.object(capacity, "_claim", to_the_next_token):
+        yield
+
+
 def make_trace(arguments: argparse.Namespace, ends_early: bool) -> list[Request]:
     """Of what ends early, as many of the token ids end an answer as give the same mean length."""
     rng = random.Random(1)
@@ -114,7 +138,11 @@ def make_trace(arguments: argparse.Namespace, ends_early: bool) -> list[Request]
 
 
 def report(
-    name: str, requests: Sequence[Request], policy: CapacitySchedulerPolicy, mean: float
+    name: str,
+    requests: Sequence[Request],
+    policy: CapacitySchedulerPolicy,
+    mean: float,
+    remark: str = "",
 ) -> None:
     """``mean``: tokens of an answer."""
     num_prompt = sum(len(request.input_token_ids) for request in requests)
@@ -127,7 +155,7 @@ def report(
     # The last token of an answer is not computed.
     needed = num_prompt + run.num_generated - len(requests)
     print(
-        f"{name:16}{policy.value:21}{run.num_generated / run.now:9.0f}"
+        f"{name:16}{policy.value + remark:21}{run.num_generated / run.now:9.0f}"
         f"{run.num_computed / needed:10.2f}{run.num_pauses / len(requests):8.2f}"
         f"{gaps[0]:9.0f}{gaps[1]:8.0f}{first[0]:10.1f}{first[1]:7.1f}{run.wall_seconds:8.1f}"
     )
@@ -150,6 +178,8 @@ def main() -> None:
         ):
             name = "ends early" if ends_early else "full length"
             report(name, requests, policy, sum(arguments.outputs) / 2)
+        with no_hysteresis():
+            report(name, requests, policy, sum(arguments.outputs) / 2, ", none")
 
 
 if __name__ == "__main__":

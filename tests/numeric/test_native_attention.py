@@ -1,14 +1,12 @@
 """The native attention against the textbook in float64, on every instruction set of the machine.
 
-All storage is NaN before the sequences write theirs, so whatever is read that nobody wrote shows.
+All storage is poisoned before the sequences write theirs, so whatever is read that nobody wrote
+shows. What is particular to int8 storage is in test_native_attention_int8.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,103 +16,37 @@ from torch import Tensor
 from inflight.errors import ConfigError
 from inflight.model.attention import AttentionRules, KvLayer
 from inflight.model.native_attention import NativeAttentionBackend, unsupported_layers
-from inflight.model.runner import PackedInputs
 from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK, LayerRules, NativeAttention
-from inflight.native.library import Isa, NativeLibrary
-from tests.numeric.native_library import library_limited_to, native_library
-from tests.numeric.test_torch_attention import MIXED, PLAIN, RULES, Case, expected_output, make_case
+from inflight.native.library import NativeLibrary
+from tests.numeric.attention_cases import (
+    INT8_TOLERANCE,
+    LARGE,
+    LAYER,
+    TOLERANCE,
+    WIDE_WINDOW,
+    computed_output,
+    dequantized_case,
+    library,
+    split_at_iteration,
+    textbook,
+)
+from tests.numeric.native_library import native_library
+from tests.numeric.test_torch_attention import MIXED, PLAIN, RULES, expected_output, make_case
 
 pytestmark = pytest.mark.numeric
 
-Array = np.ndarray[Any, Any]
-
-LAYER = KvLayer(num_kv_heads=2, key_dim=64, value_dim=64)
-# Contexts of several row tiles, some on top of what was computed before; contexts and generations
-# that end with a tile of keys, one after it, and in either half of a pair.
-LARGE = [(45, 45), (33, 200), (2, 67), (1, 64), (1, 65), (1, 333)]
-WIDE_WINDOW = replace(RULES["all"], sliding_window=150)
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.04}
-"""Results are of the size of 1; bf16 rounds K, V, queries and weights by up to 1 in 256 each."""
+__all__ = ["library"]  # the fixture
 
 
-@pytest.fixture(params=list(Isa), ids=lambda isa: isa.name.lower())
-def library(request: pytest.FixtureRequest) -> Iterator[NativeLibrary]:
-    library = library_limited_to(request.param)
-    with library.limited_to(request.param):
-        yield library
-
-
-def rows_before(inputs: PackedInputs, tokens_per_block: int) -> PackedInputs:
-    """What the sequences computed before the iteration, as an iteration of its own."""
-    lengths = inputs.context_lens - np.diff(inputs.cu_seqlens_q)
-    present = np.flatnonzero(lengths)
-    positions = np.concatenate([np.arange(lengths[i]) for i in present])
-    of_row = np.repeat(present, lengths[present])
-    blocks = inputs.block_tables[of_row, positions // tokens_per_block].astype(np.int64)
-    return replace(
-        inputs,
-        position_ids=positions,
-        slot_mapping=blocks * tokens_per_block + positions % tokens_per_block,
-        cu_seqlens_q=np.concatenate(([0], np.cumsum(lengths[present]))).astype(np.int32),
-        context_lens=lengths[present].astype(np.int32),
-        block_tables=inputs.block_tables[present],
-    )
-
-
-def split_at_iteration(case: Case, whole: list[Array]) -> tuple[Array, Array]:
-    """The K or V of the rows before the iteration, and of its own."""
-    counts = np.diff(case.inputs.cu_seqlens_q)
-    before = [rows[: len(rows) - n] for rows, n in zip(whole, counts, strict=True)]
-    own = [rows[len(rows) - n :] for rows, n in zip(whole, counts, strict=True)]
-    return np.concatenate(before), np.concatenate(own)
-
-
-def poison(storage: Tensor) -> None:
-    """NaN everywhere; with int8 -1 everywhere, whose bytes are NaN where scales lie."""
-    storage.fill_(torch.nan if storage.dtype.is_floating_point else -1)
-
-
-def computed_output(
-    library: NativeLibrary,
-    case: Case,
-    layer: KvLayer,
-    rules: AttentionRules,
-    tokens_per_block: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-) -> Array:
-    backend = NativeAttentionBackend(library, kv_dtype)
-    backend.allocate([layer], num_blocks=case.num_blocks, tokens_per_block=tokens_per_block)
-    poison(backend.storage)
-    keys = [torch.from_numpy(part).to(dtype) for part in split_at_iteration(case, case.keys)]
-    values = [torch.from_numpy(part).to(dtype) for part in split_at_iteration(case, case.values)]
-    query = torch.from_numpy(case.query).to(dtype)
-    if len(keys[0]):
-        backend.begin_iteration(rows_before(case.inputs, tokens_per_block))
-        backend.attend(
-            0, query.new_zeros((len(keys[0]), *query.shape[1:])), keys[0], values[0], rules
-        )
-    backend.begin_iteration(case.inputs)
-    output = backend.attend(0, query, keys[1], values[1], rules)
-    assert output.dtype == dtype and output.shape == query.shape
-    return output.double().numpy()
-
-
-@cache
-def textbook(
-    sequences: tuple[tuple[int, int], ...],
-    layer: KvLayer,
-    rules: AttentionRules,
-    num_heads: int,
-    tokens_per_block: int,
-) -> tuple[Case, Array]:
-    case = make_case(list(sequences), layer, num_heads=num_heads, tokens_per_block=tokens_per_block)
-    case.query *= 4 * layer.key_dim**-0.5  # scores of the size they have in models
-    return case, expected_output(case, rules)
+@pytest.fixture(params=["wide", "int8"])
+def kv(request: pytest.FixtureRequest) -> str:
+    """K and V are kept in the type that they are computed in, or as int8."""
+    return str(request.param)
 
 
 def check(
     library: NativeLibrary,
+    kv: str,
     sequences: list[tuple[int, int]],
     *,
     layer: KvLayer = LAYER,
@@ -122,48 +54,58 @@ def check(
     num_heads: int = 4,
     tokens_per_block: int = 32,
 ) -> None:
-    case, expected = textbook(tuple(sequences), layer, rules, num_heads, tokens_per_block)
-    for dtype, tolerance in TOLERANCE.items():
-        got = computed_output(library, case, layer, rules, tokens_per_block, dtype, dtype)
+    shape = (tuple(sequences), layer, rules, num_heads, tokens_per_block)
+    if kv == "int8":
+        case, expected = dequantized_case(*shape)
+        kinds = [(torch.float32, torch.int8, INT8_TOLERANCE[library.isa])]
+    else:
+        case, expected = textbook(*shape)
+        kinds = [(dtype, dtype, tolerance) for dtype, tolerance in TOLERANCE.items()]
+    for dtype, kv_dtype, tolerance in kinds:
+        got = computed_output(library, case, layer, rules, tokens_per_block, dtype, kv_dtype)
         np.testing.assert_allclose(got, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("tokens_per_block", SUPPORTED_TOKENS_PER_BLOCK)
-def test_every_block_size(library: NativeLibrary, tokens_per_block: int) -> None:
-    check(library, LARGE, tokens_per_block=tokens_per_block)
+def test_every_block_size(library: NativeLibrary, kv: str, tokens_per_block: int) -> None:
+    check(library, kv, LARGE, tokens_per_block=tokens_per_block)
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
 @pytest.mark.parametrize("sequences", [MIXED, LARGE], ids=["small", "large"])
-def test_every_rule(library: NativeLibrary, name: str, sequences: list[tuple[int, int]]) -> None:
-    check(library, sequences, rules=RULES[name])
+def test_every_rule(
+    library: NativeLibrary, kv: str, name: str, sequences: list[tuple[int, int]]
+) -> None:
+    check(library, kv, sequences, rules=RULES[name])
 
 
-def test_a_window_of_several_tiles(library: NativeLibrary) -> None:
-    check(library, LARGE, rules=WIDE_WINDOW)
+def test_a_window_of_several_tiles(library: NativeLibrary, kv: str) -> None:
+    check(library, kv, LARGE, rules=WIDE_WINDOW)
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])
-def test_every_head_size(library: NativeLibrary, head_dim: int) -> None:
+def test_every_head_size(library: NativeLibrary, kv: str, head_dim: int) -> None:
     layer = KvLayer(num_kv_heads=2, key_dim=head_dim, value_dim=head_dim)
-    check(library, [(19, 19), (9, 70), (1, 33), (1, 130)], layer=layer)
+    check(library, kv, [(19, 19), (9, 70), (1, 33), (1, 130)], layer=layer)
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (3, 3), (9, 3), (5, 1), (40, 1)])
-def test_every_kind_of_group(library: NativeLibrary, num_heads: int, num_kv_heads: int) -> None:
+def test_every_kind_of_group(
+    library: NativeLibrary, kv: str, num_heads: int, num_kv_heads: int
+) -> None:
     layer = KvLayer(num_kv_heads=num_kv_heads, key_dim=32, value_dim=32)
-    check(library, MIXED, layer=layer, num_heads=num_heads)
+    check(library, kv, MIXED, layer=layer, num_heads=num_heads)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 7])
-def test_the_split_over_threads_changes_nothing(num_threads: int) -> None:
+def test_the_split_over_threads_changes_nothing(kv: str, num_threads: int) -> None:
     """One generation alone is cut along its keys; merged, with the sink counted once."""
     library = native_library()
     library.set_num_threads(num_threads)
     try:
         for rules in (PLAIN, RULES["sinks"], RULES["all"]):
-            check(library, [(1, 1500)], rules=rules)
-            check(library, [(40, 700), (1, 900)], rules=rules)
+            check(library, kv, [(1, 1500)], rules=rules)
+            check(library, kv, [(40, 700), (1, 900)], rules=rules)
     finally:
         library.set_num_threads(torch.get_num_threads())
 

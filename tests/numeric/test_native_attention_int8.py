@@ -1,47 +1,39 @@
-"""int8 KV storage: the same bits everywhere, and attention over what they stand for.
+"""int8 KV storage: the same bits everywhere, and what becomes of them.
 
-All storage is poisoned before the sequences write theirs, as in test_native_attention.py.
+Attention over int8 is tested with all other attention, in test_native_attention.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from inflight.model.attention import AttentionRules, KvLayer
 from inflight.model.native_attention import NativeAttentionBackend
 from inflight.model.torch_attention import TorchAttention
-from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK, LayerRules, NativeAttention
+from inflight.native.attention import LayerRules, NativeAttention
 from inflight.native.kv_storage import quantize_heads
-from inflight.native.library import Isa, NativeLibrary
-from tests.numeric.native_library import native_library
-from tests.numeric.test_native_attention import (
-    LARGE,
-    WIDE_WINDOW,
+from inflight.native.library import NativeLibrary
+from tests.numeric.attention_cases import (
+    LAYER,
     computed_output,
+    dequantized_case,
     library,
     poison,
     rows_before,
     split_at_iteration,
 )
-from tests.numeric.test_torch_attention import MIXED, PLAIN, RULES, Case, expected_output, make_case
+from tests.numeric.native_library import native_library
+from tests.numeric.test_torch_attention import MIXED, PLAIN, RULES, make_case
 
 pytestmark = pytest.mark.numeric
 
 __all__ = ["library"]  # the fixture
 
-Array = np.ndarray[Any, Any]
-
 CPU = torch.device("cpu")
-LAYER = KvLayer(num_kv_heads=2, key_dim=64, value_dim=64)
-TOLERANCE = {Isa.PORTABLE: 1e-5, Isa.AVX2: 1e-5, Isa.AVX512: 0.04, Isa.AMX: 0.04}
-"""Results are of the size of 1; from AVX-512 on queries and weights are rounded to bf16."""
 
 
 def heads_to_store() -> Tensor:
@@ -103,83 +95,6 @@ def test_a_head_is_off_by_half_a_step_at_most() -> None:
     steps = (whole * scales[:, None] - heads).abs() / scales[:, None]
     assert steps.max() <= 0.5001
     assert torch.equal(scales, heads.abs().amax(-1) / 127)
-
-
-@cache
-def dequantized_case(
-    sequences: tuple[tuple[int, int], ...],
-    layer: KvLayer,
-    rules: AttentionRules,
-    num_heads: int,
-    tokens_per_block: int,
-) -> tuple[Case, Array]:
-    """The case as it is given, and the textbook's output on the K and V that int8 makes of it."""
-    case = make_case(list(sequences), layer, num_heads=num_heads, tokens_per_block=tokens_per_block)
-    case.query *= 4 * layer.key_dim**-0.5
-
-    def through_int8(rows: Array) -> Array:
-        whole, scales = quantize_heads(torch.from_numpy(rows).float())
-        result: Array = (whole.double() * scales.double().unsqueeze(-1)).numpy()
-        return result
-
-    rounded = replace(
-        case,
-        keys=[through_int8(rows) for rows in case.keys],
-        values=[through_int8(rows) for rows in case.values],
-    )
-    return case, expected_output(rounded, rules)
-
-
-def check(
-    library: NativeLibrary,
-    sequences: list[tuple[int, int]],
-    *,
-    layer: KvLayer = LAYER,
-    rules: AttentionRules = PLAIN,
-    num_heads: int = 4,
-    tokens_per_block: int = 32,
-) -> None:
-    case, expected = dequantized_case(tuple(sequences), layer, rules, num_heads, tokens_per_block)
-    got = computed_output(library, case, layer, rules, tokens_per_block, torch.float32, torch.int8)
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE[library.isa], rtol=0)
-
-
-@pytest.mark.parametrize("tokens_per_block", SUPPORTED_TOKENS_PER_BLOCK)
-def test_every_block_size(library: NativeLibrary, tokens_per_block: int) -> None:
-    check(library, LARGE, tokens_per_block=tokens_per_block)
-
-
-@pytest.mark.parametrize("name", sorted(RULES))
-@pytest.mark.parametrize("sequences", [MIXED, LARGE], ids=["small", "large"])
-def test_every_rule(library: NativeLibrary, name: str, sequences: list[tuple[int, int]]) -> None:
-    check(library, sequences, rules=RULES[name])
-
-
-def test_a_window_of_several_tiles(library: NativeLibrary) -> None:
-    check(library, LARGE, rules=WIDE_WINDOW)
-
-
-@pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])
-def test_every_head_size(library: NativeLibrary, head_dim: int) -> None:
-    layer = KvLayer(num_kv_heads=2, key_dim=head_dim, value_dim=head_dim)
-    check(library, [(19, 19), (9, 70), (1, 33), (1, 130)], layer=layer)
-
-
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (9, 3), (40, 1)])
-def test_every_kind_of_group(library: NativeLibrary, num_heads: int, num_kv_heads: int) -> None:
-    layer = KvLayer(num_kv_heads=num_kv_heads, key_dim=32, value_dim=32)
-    check(library, MIXED, layer=layer, num_heads=num_heads)
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_the_split_over_threads_changes_nothing(num_threads: int) -> None:
-    library = native_library()
-    library.set_num_threads(num_threads)
-    try:
-        for rules in (PLAIN, RULES["all"]):
-            check(library, [(40, 700), (1, 900)], rules=rules)
-    finally:
-        library.set_num_threads(torch.get_num_threads())
 
 
 @pytest.mark.parametrize("name", sorted(RULES))

@@ -176,7 +176,8 @@ class KvCacheManager:
         """
         sequence = self._sequences[request_id]
         missing = self.missing_blocks(request_id, token_ids)[:num_blocks]
-        nodes = self._tree.match(root := self._tree.root(sequence.root_digest), sequence.known_keys)
+        root = self._tree.root(sequence.root_digest)
+        nodes = self._tree.match(root, sequence.known_keys)
         keys = [(k, sequence.retention_of(i)) for i, k in enumerate(missing, len(nodes))]
         return insert_cached(self._pool, (root, nodes), keys, write) if keys else 0
 
@@ -195,8 +196,7 @@ class KvCacheManager:
         sequence = self._sequences[request_id]
         index = sequence.history_length // self._tokens_per_block
         is_shared = index < sequence.num_blocks and sequence.blocks[index].ref_count > 1
-        num_blocks = -(-end // self._tokens_per_block)
-        return num_blocks - sequence.num_blocks + is_shared
+        return -(-end // self._tokens_per_block) - sequence.num_blocks + is_shared
 
     def reserve(self, extents: Iterable[KvExtent]) -> BlockCopies:
         """Makes every request hold slots for all tokens of its extent; all or nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inflight.tritonserver.contract.retention import RETENTION
+from inflight.tritonserver.contract.sampling import SAMPLING
 from inflight.tritonserver.contract.types import Dtype, InputField
 
 _PROMPT = (
@@ -107,124 +108,6 @@ _LENGTH = (
     ),
 )
 
-_SAMPLING = (
-    InputField(
-        field="temperature",
-        dtype=Dtype.FP32,
-        text_names=("temperature",),
-        meaning="Divides the logits; 0: greedy",
-        range="0 or larger",
-        default="greedy where no sampling field is sent, else 1",
-    ),
-    InputField(
-        field="top_k",
-        dtype=Dtype.INT32,
-        text_names=("top_k",),
-        ids_names=("runtime_top_k",),
-        meaning="Keep the k likeliest tokens; 0: unset; 1: greedy",
-        range="0 or larger",
-        default="unset",
-    ),
-    InputField(
-        field="top_p",
-        dtype=Dtype.FP32,
-        text_names=("top_p",),
-        ids_names=("runtime_top_p",),
-        meaning="Keep the smallest set of tokens that reaches this probability; 0: unset",
-        range="0 to 1",
-        default="unset",
-    ),
-    InputField(
-        field="min_p",
-        dtype=Dtype.FP32,
-        text_names=("min_p",),
-        meaning="Drop tokens less likely than this share of the likeliest; 0: unset",
-        range="0 to 1",
-        default="unset",
-        equals="Executor: minP",
-    ),
-    InputField(
-        field="seed",
-        dtype=Dtype.UINT64,
-        text_names=("seed", "random_seed"),
-        meaning="Makes sampling repeatable; 0 is a seed like any other",
-        range="0 to 2**64-1",
-        default="fresh entropy",
-    ),
-    InputField(
-        field="repetition_penalty",
-        dtype=Dtype.FP32,
-        text_names=("repetition_penalty",),
-        meaning="A seen token's logit is divided by it if positive, else multiplied",
-        range="larger than 0",
-        default="1",
-    ),
-    InputField(
-        field="presence_penalty",
-        dtype=Dtype.FP32,
-        text_names=("presence_penalty",),
-        meaning="Subtracted once from the logit of each seen token",
-        range="finite",
-        default="0",
-    ),
-    InputField(
-        field="frequency_penalty",
-        dtype=Dtype.FP32,
-        text_names=("frequency_penalty",),
-        meaning="Subtracted from a token's logit once for each time it was seen",
-        range="finite",
-        default="0",
-    ),
-    InputField(
-        field="bad_words",
-        dtype=Dtype.STRING,
-        dims=(-1,),
-        text_names=("bad_words",),
-        meaning='Texts that are not generated, bare or after a space. "" is no word',
-        range="at most 1024 token sequences",
-    ),
-    InputField(
-        field="bad_words_list",
-        dtype=Dtype.INT32,
-        dims=(2, -1),
-        ids_names=("bad_words_list",),
-        meaning="Bad words as token ids, in the form of stop_words_list",
-        range="at most 1024 words",
-    ),
-    InputField(
-        field="embedding_bias_words",
-        dtype=Dtype.STRING,
-        dims=(-1,),
-        text_names=("embedding_bias_words",),
-        meaning="Words whose tokens get a bias, bare or after a space",
-        range="as many as embedding_bias_weights, at most 1024",
-    ),
-    InputField(
-        field="embedding_bias_weights",
-        dtype=Dtype.FP32,
-        dims=(-1,),
-        text_names=("embedding_bias_weights",),
-        meaning="Added to the logits of the tokens of each word",
-        range="finite",
-    ),
-    InputField(
-        field="embedding_bias",
-        dtype=Dtype.FP32,
-        dims=(-1,),
-        ids_names=("embedding_bias",),
-        meaning="Added to the logits, one value for each token id from 0 on",
-        range="at most vocabulary size values, finite",
-        equals="vLLM: logit_bias (inside sampling_parameters)",
-    ),
-    InputField(
-        field="sampling_parameters",
-        dtype=Dtype.STRING,
-        text_names=("sampling_parameters",),
-        meaning="vLLM's sampling parameters as a JSON object; numbers may be strings",
-        range="at most 65536 characters",
-    ),
-)
-
 _SERVICE = (
     InputField(
         field="priority",
@@ -313,5 +196,5 @@ _OUTPUTS_WANTED = (
 )
 
 SERVED: tuple[InputField, ...] = (
-    _PROMPT + _LENGTH + _SAMPLING + _SERVICE + RETENTION + _OUTPUTS_WANTED
+    _PROMPT + _LENGTH + SAMPLING + _SERVICE + RETENTION + _OUTPUTS_WANTED
 )
