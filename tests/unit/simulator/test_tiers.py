@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from inflight.api import ExecutorConfig, KvCacheConfig, KvTiersConfig
+from inflight.api import (
+    CapacitySchedulerPolicy,
+    ExecutorConfig,
+    KvCacheConfig,
+    KvCachePausePolicy,
+    KvTiersConfig,
+    SchedulerConfig,
+)
 from inflight.errors import ConfigError
 from inflight.kv_cache.tiers.cascade import WRITE_QUEUE_BYTES
 from inflight.simulator import CostModel, OpenArrivals, Outcome, Simulation, TierSpeeds
@@ -13,6 +22,7 @@ from inflight.simulator.clock import SimulatedClock
 from inflight.simulator.comparison import compare_policies, comparison_json, comparison_lines
 from inflight.simulator.tiers import SimulatedDisk, SimulatedReader, SimulatedWriter
 from inflight.simulator.trace import PrefixPiece, TraceRequest
+from inflight.simulator.traffic import Lengths, Traffic
 from tests.unit.kv_cache.tiers.tier_blocks import BLOCK_BYTES, tier_block
 
 TOKENS_PER_BLOCK, KV_BYTES = 4, 1000
@@ -89,6 +99,39 @@ def test_a_tier_that_is_slower_than_computing_is_left_alone() -> None:
     late = run(make_config(disk_blocks=100), disk=20e3)
     assert late.onboarding is not None and late.onboarding.late_loads > 0
     assert late.num_completed == 24
+
+
+@pytest.mark.parametrize("pause_policy", KvCachePausePolicy)
+def test_a_crowded_pool_with_all_tiers_serves_everyone_and_always_alike(
+    pause_policy: KvCachePausePolicy,
+) -> None:
+    config = make_config(host_blocks=8, disk_blocks=60)
+    kv = config.kv_cache_config
+    config = replace(
+        config,
+        scheduler_config=SchedulerConfig(
+            capacity_scheduler_policy=CapacitySchedulerPolicy.MAX_UTILIZATION
+        ),
+        kv_cache_config=replace(kv, tiers=replace(kv.tiers, pause_policy=pause_policy)),
+    )
+    traffic = Traffic(
+        input_lengths=Lengths.parse("", "p50=14,p95=24"),
+        output_lengths=Lengths.parse("", "p50=8,p95=22"),
+        requests_per_second=6.0,
+        shared_prefix=9,
+        num_groups=12,
+    )
+    trace = traffic.trace(150, seed=3, max_seq_len=48)
+    speeds = TierSpeeds(kv_bytes_per_token=KV_BYTES, host=1e6, disk=1e6)
+
+    def once() -> Outcome:
+        simulation = Simulation(config, COST, num_blocks=POOL_BLOCKS, tier_speeds=speeds)
+        return replace(simulation.run(OpenArrivals(trace)), wall_seconds=0.0)
+
+    outcome = once()
+    assert outcome.num_completed == 150 and outcome.num_pauses > 0
+    assert sum(outcome.num_onboarded_tokens.values()) > 0
+    assert outcome == once()
 
 
 def test_a_tier_without_room_for_a_block_is_refused() -> None:
