@@ -16,6 +16,7 @@ from inflight.checkpoint import prepare_checkpoint
 from inflight.cli.build import with_max_seq_len
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
+from inflight.executor.forward_thread import ForwardThread
 from inflight.model.runner import ForwardOutput, ModelRunner, ModelSpec, PackedInputs
 from inflight.scheduler.iteration_cost import IterationCost, IterationShape, context_pairs
 from inflight.simulator.cost_model import CostModel
@@ -101,7 +102,8 @@ def calibrate(config: InflightConfig, say: Callable[[str], None]) -> CostModel:
 
 
 def measure(runner: ModelRunner, limits: ExecutorConfig) -> CostModel:
-    """``runner`` is loaded and has no KV cache yet. Raises ConfigError where there is no room."""
+    """``runner`` is loaded and has no KV cache yet; its forwards run on a thread, as a server's do.
+    Raises ConfigError where there is no room."""
     loads = _loads(limits)
     tokens_per_block = limits.kv_cache_config.tokens_per_block
     blocks = max(
@@ -111,23 +113,22 @@ def measure(runner: ModelRunner, limits: ExecutorConfig) -> CostModel:
     kv_config = KvCacheConfig(
         tokens_per_block=tokens_per_block, num_blocks=blocks + 1, enable_block_reuse=False
     )
-    engine = Engine(
-        measured,
-        ExecutorConfig(
-            max_batch_size=limits.max_batch_size,
-            max_num_tokens=limits.max_num_tokens,
-            max_seq_len=limits.max_seq_len,
-            kv_cache_config=kv_config,
-        ),
+    config = ExecutorConfig(
+        max_batch_size=limits.max_batch_size,
+        max_num_tokens=limits.max_num_tokens,
+        max_seq_len=limits.max_seq_len,
+        kv_cache_config=kv_config,
     )
     rng = random.Random(0)
-    _compute(engine, measured, loads[0], rng)  # first touches of memory and code
     cost = IterationCost()
-    for load in loads:
-        repeats = [_compute(engine, measured, load, rng) for _ in range(_REPEATS)]
-        for same in zip(*repeats, strict=True):
-            shape, _ = same[0]
-            cost.observe(shape, median(seconds for _, seconds in same))
+    with ForwardThread() as lane:
+        engine = Engine(measured, config, lane=lane)
+        _compute(engine, measured, loads[0], rng)  # first touches of memory and code
+        for load in loads:
+            repeats = [_compute(engine, measured, load, rng) for _ in range(_REPEATS)]
+            for same in zip(*repeats, strict=True):
+                shape, _ = same[0]
+                cost.observe(shape, median(seconds for _, seconds in same))
     return _coefficients(cost)
 
 
