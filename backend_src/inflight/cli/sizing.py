@@ -59,7 +59,7 @@ def tier_speeds(options: MemoryOptions, model: ModelShape) -> TierSpeeds:
 def free_after_weights(model: ModelShape, limits: ExecutorConfig, options: MemoryOptions) -> int:
     """Bytes for the KV cache and the rest, less the tier in host memory.
 
-    Raises ConfigError where the weights alone do not fit.
+    Raises ConfigError where there are none.
     """
     given = options.memory_gib
     memory = available_memory() if given is None else int(given * GIB)
@@ -69,7 +69,13 @@ def free_after_weights(model: ModelShape, limits: ExecutorConfig, options: Memor
             f"{model.weight_bytes / GIB:.1f} GiB"
         )
     host_bytes = limits.kv_cache_config.tiers.host_memory_bytes
-    return memory - model.weight_bytes - host_bytes
+    free = memory - model.weight_bytes - host_bytes
+    if free <= 0:
+        raise ConfigError(
+            f"kv_cache_host_memory_bytes: {host_bytes} bytes beside the weights leave nothing of "
+            f"{memory / GIB:.1f} GiB for the KV cache itself"
+        )
+    return free
 
 
 def pool_blocks(limits: ExecutorConfig, model: ModelShape, options: MemoryOptions) -> int:

@@ -160,6 +160,10 @@ def test_without_matplotlib_it_says_what_to_install(
         ((*SIMULATE, "--max-batch-size", "no"), "max_batch_size: 'no'"),
         ((*SIMULATE, "--kv-cache-disk-bandwidth", "0"), "--kv-cache-disk-bandwidth: 0.0 must be"),
         (
+            (*SIMULATE, "--kv-cache-host-memory-bytes", "9000000", "--memory", "0.005"),
+            "kv_cache_host_memory_bytes: 9000000 bytes beside the weights leave nothing",
+        ),
+        (
             (*SIMULATE, "--kv-cache-host-memory-bytes", "9", "--num-blocks", "9"),
             "kv_cache_host_memory_bytes: 9 holds no KV block",
         ),
