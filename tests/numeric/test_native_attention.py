@@ -1,6 +1,7 @@
 """The native attention against the textbook in float64, on every instruction set of the machine.
 
-All storage is NaN before the sequences write theirs, so whatever is read that nobody wrote shows.
+All storage is NaN before the sequences write theirs, so whatever is read that nobody wrote shows;
+and blocks that a window has passed are NaN again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from inflight.model.runner import PackedInputs
 from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK, LayerRules, NativeAttention
 from inflight.native.library import Isa, NativeLibrary
 from tests.numeric.native_library import library_limited_to, native_library
-from tests.numeric.test_torch_attention import MIXED, PLAIN, RULES, Case, expected_output, make_case
+from tests.numeric.test_torch_attention import (
+    MIXED,
+    PLAIN,
+    RULES,
+    Case,
+    expected_output,
+    make_case,
+    passed_blocks,
+)
 
 pytestmark = pytest.mark.numeric
 
@@ -94,6 +103,9 @@ def computed_output(
         backend.attend(
             0, query.new_zeros((len(keys[0]), *query.shape[1:])), keys[0], values[0], rules
         )
+    passed = passed_blocks(case, rules.sliding_window, tokens_per_block)
+    if passed:
+        backend.storage[:, passed] = torch.nan if kv_dtype.is_floating_point else -1
     backend.begin_iteration(case.inputs)
     output = backend.attend(0, query, keys[1], values[1], rules)
     assert output.dtype == dtype and output.shape == query.shape
@@ -141,6 +153,16 @@ def test_every_rule(library: NativeLibrary, name: str, sequences: list[tuple[int
 
 def test_a_window_of_several_tiles(library: NativeLibrary) -> None:
     check(library, LARGE, rules=WIDE_WINDOW)
+
+
+@pytest.mark.parametrize("tokens_per_block", SUPPORTED_TOKENS_PER_BLOCK)
+@pytest.mark.parametrize("window", [1, 17, 40, 100])
+def test_a_window_that_begins_anywhere_in_a_tile(
+    library: NativeLibrary, window: int, tokens_per_block: int
+) -> None:
+    sequences = [(33, 200), (2, 131), *((1, 300 + 7 * i) for i in range(10))]
+    rules = AttentionRules(scale=0.3, sliding_window=window)
+    check(library, sequences, rules=rules, tokens_per_block=tokens_per_block)
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])
