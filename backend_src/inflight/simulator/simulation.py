@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from inflight.api import ExecutorConfig, FinishReason, Request
+from inflight.api.kv_pools import one_pool
 from inflight.batch import LlmRequest, ScheduledBatch
 from inflight.engine.admission import EngineLimits, check_request
 from inflight.errors import IntegrityError, RequestError
@@ -40,7 +41,7 @@ class Simulation:
         self._cost = cost
         self._now = 0.0
         self._kv = KvCacheManager(num_blocks, config.kv_cache_config, clock=lambda: self._now)
-        self._limits = EngineLimits.of(config, vocab_size=VOCAB_SIZE, num_blocks=num_blocks)
+        self._limits = EngineLimits.of(config, vocab_size=VOCAB_SIZE, pools=one_pool(num_blocks))
         self._scheduler = Scheduler(
             config.scheduler_config,
             max_batch_size=config.max_batch_size,
