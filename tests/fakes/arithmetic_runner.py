@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inflight.api.kv_pools import KvPool
+from inflight.api.kv_pools import KvPool, group_layers
 from inflight.errors import ConfigError, ForwardError
-from inflight.model.layer_groups import group_layers, pool_of_layers
+from inflight.model.layer_groups import pool_of_layers
 from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
 
 VOCAB_SIZE = 997

@@ -112,7 +112,7 @@ def logits_of_all_rows(
             for position in range(chunk.start, chunk.end):
                 logits[chunk.request.request_id, position] = next(at)
         kv.commit(extents)
-    assert num_poisoned > 10
+    assert num_poisoned > 5
     return np.stack([logits[key] for key in sorted(logits)])
 
 

@@ -6,6 +6,7 @@ the sequence goes on. Layers are grouped by window, and each group has a pool of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -35,9 +36,24 @@ class KvPool(NamedTuple):
         return self.group.layers
 
 
-def one_pool(num_blocks: int) -> tuple[KvPool, ...]:
-    """Of a model that is known by its number of blocks alone, without windows."""
-    return (KvPool(KvGroup(None, (), 0), num_blocks),)
+ALL_LAYERS = KvGroup(None, (), 0)
+"""Of a model without windows that is known by its number of blocks alone."""
+
+
+def group_layers(
+    windows: Sequence[int | None], bytes_per_token: Sequence[int]
+) -> tuple[KvGroup, ...]:
+    """``ModelSpec.layer_groups`` of layers with these sliding windows (None or 0: none) and bytes
+    of KV a token."""
+    layers_of: dict[int, list[int]] = {}
+    for layer, window in enumerate(windows):
+        layers_of.setdefault(window or 0, []).append(layer)
+    if list(layers_of) == [0]:
+        return ()
+    return tuple(
+        KvGroup(window or None, tuple(layers), sum(bytes_per_token[layer] for layer in layers))
+        for window, layers in sorted(layers_of.items())
+    )
 
 
 def first_block_seen(position: int, window: int | None, tokens_per_block: int) -> int:

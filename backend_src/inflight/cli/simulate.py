@@ -9,6 +9,7 @@ from pathlib import Path
 
 from inflight.api.config import InflightConfig
 from inflight.cli.sizing import CostOptions, cost_model, executor_limits, model_shape, pool_blocks
+from inflight.engine.pools import layer_groups
 from inflight.errors import ConfigError
 from inflight.simulator.comparison import compare_policies, comparison_json, comparison_lines
 from inflight.simulator.example import (
@@ -59,7 +60,9 @@ def simulate(config: InflightConfig, options: SimulateOptions, say: Callable[[st
         cost = EXAMPLE_COST
     else:
         cost = cost_model(options.cost, config, model, say)
-    outcomes = compare_policies(trace, limits, cost, num_blocks=num_blocks)
+    outcomes = compare_policies(
+        trace, limits, cost, num_blocks=num_blocks, groups=layer_groups(model, limits)
+    )
     if options.png is not None:
         draw(outcomes, options.png)
     if options.as_json:

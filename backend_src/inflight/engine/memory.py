@@ -80,8 +80,8 @@ def sizing_line(
     """What the pools are, how many requests fit, and which limit binds first: one log line."""
     per_block = config.kv_cache_config.tokens_per_block
     typical = min(TYPICAL_SEQ_LEN, config.max_seq_len)
-    fit_typical = _num_fitting(pools, typical, per_block)
-    fit_longest = _num_fitting(pools, config.max_seq_len, per_block)
+    fit_typical = num_fitting(pools, typical, per_block)
+    fit_longest = num_fitting(pools, config.max_seq_len, per_block)
     num_bytes = sum(pool.num_blocks * per_block * pool.group.bytes_per_token for pool in pools)
     binding = "max_batch_size" if fit_typical >= config.max_batch_size else "the KV cache"
     return (
@@ -94,7 +94,7 @@ def sizing_line(
     )
 
 
-def _num_fitting(pools: Sequence[KvPool], num_tokens: int, tokens_per_block: int) -> int:
+def num_fitting(pools: Sequence[KvPool], num_tokens: int, tokens_per_block: int) -> int:
     """Generating requests of so many tokens."""
     return min(
         num_blocks

@@ -8,14 +8,25 @@ tokens hold in each. What one context chunk holds for a moment comes on top.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from inflight.api.executor_config import ExecutorConfig
 from inflight.api.kv_pools import KvGroup, KvPool, most_blocks
 from inflight.engine.memory import TYPICAL_SEQ_LEN, num_kv_blocks
-from inflight.model.runner import ModelSpec
 
 
-def layer_groups(spec: ModelSpec, config: ExecutorConfig) -> tuple[KvGroup, ...]:
+class LayeredModel(Protocol):
+    """What ``model.runner.ModelSpec`` says of a model's layers."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+    @property
+    def layer_groups(self) -> tuple[KvGroup, ...]: ...
+
+
+def layer_groups(model: LayeredModel, config: ExecutorConfig) -> tuple[KvGroup, ...]:
     """The groups of layers that get a pool each, at least one.
 
     A window that no sequence outgrows is none. With tiers below the pool all layers share one and
@@ -25,14 +36,14 @@ def layer_groups(spec: ModelSpec, config: ExecutorConfig) -> tuple[KvGroup, ...]
     has_tiers = bool(tiers.host_memory_bytes or tiers.disk_bytes)
     short = [
         group
-        for group in spec.layer_groups
+        for group in model.layer_groups
         if group.window is not None and group.window < config.max_seq_len and not has_tiers
     ]
     placed = {layer for group in short for layer in group.layers}
-    others = tuple(layer for layer in range(spec.num_layers) if layer not in placed)
+    others = tuple(layer for layer in range(model.num_layers) if layer not in placed)
     if not others:
         return tuple(short)
-    other_bytes = spec.kv_bytes_per_token - sum(group.bytes_per_token for group in short)
+    other_bytes = model.kv_bytes_per_token - sum(group.bytes_per_token for group in short)
     return (KvGroup(None, others, other_bytes), *short)
 
 
@@ -44,7 +55,7 @@ def kv_pools(
     ``num_kv_blocks`` is asked for the first one's, a block of which brings its share of the others
     with it. Raises ConfigError as that does. ``free_bytes``: what the host tier leaves.
     """
-    division = _Division(config, groups)
+    division = PoolDivision(config, groups)
     num_blocks, bound = num_kv_blocks(
         config, kv_bytes_per_token=division.bytes_per_token, free_bytes=free_bytes
     )
@@ -53,7 +64,7 @@ def kv_pools(
     return division.pools(num_blocks), bound
 
 
-class _Division:
+class PoolDivision:
     """How many blocks the other pools have beside those of the first."""
 
     def __init__(self, config: ExecutorConfig, groups: Sequence[KvGroup]) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inflight.api.kv_pools import KvPool
+from inflight.api.kv_pools import KvPool, group_layers
 from inflight.errors import ForwardError
 from inflight.model.attention import AttentionBackend
 from inflight.model.dtypes import DTYPES
-from inflight.model.layer_groups import group_layers
 from inflight.model.packed_model import PackedModel
 from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
 

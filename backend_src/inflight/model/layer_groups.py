@@ -1,26 +1,10 @@
-"""Which layers of a model hold their KV equally long, and in which pool."""
+"""pool_of_layers: which layer's KV lies in which pool."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inflight.api.kv_pools import KvGroup, KvPool
-
-
-def group_layers(
-    windows: Sequence[int | None], bytes_per_token: Sequence[int]
-) -> tuple[KvGroup, ...]:
-    """``ModelSpec.layer_groups`` of layers with these sliding windows (None or 0: none) and bytes
-    of KV a token."""
-    layers_of: dict[int, list[int]] = {}
-    for layer, window in enumerate(windows):
-        layers_of.setdefault(window or 0, []).append(layer)
-    if list(layers_of) == [0]:
-        return ()
-    return tuple(
-        KvGroup(window or None, tuple(layers), sum(bytes_per_token[layer] for layer in layers))
-        for window, layers in sorted(layers_of.items())
-    )
+from inflight.api.kv_pools import KvPool
 
 
 def pool_of_layers(num_layers: int, further_pools: Sequence[KvPool]) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.api import CapacitySchedulerPolicy, ExecutorConfig
+from inflight.api.kv_pools import ALL_LAYERS, KvGroup
 from inflight.simulator.arrivals import OpenArrivals
 from inflight.simulator.cost_model import CostModel
 from inflight.simulator.outcome import Outcome
@@ -26,11 +27,17 @@ def with_policy(config: ExecutorConfig, policy: CapacitySchedulerPolicy) -> Exec
 
 
 def compare_policies(
-    trace: Sequence[TraceRequest], config: ExecutorConfig, cost: CostModel, *, num_blocks: int
+    trace: Sequence[TraceRequest],
+    config: ExecutorConfig,
+    cost: CostModel,
+    *,
+    num_blocks: int,
+    groups: Sequence[KvGroup] = (ALL_LAYERS,),
 ) -> list[Outcome]:
-    """The outcome of each of POLICIES; ``trace`` is in order of arrival."""
+    """The outcome of each of POLICIES; ``trace`` is in order of arrival. ``groups``: as
+    ``Simulation`` has them."""
     return [
-        Simulation(with_policy(config, policy), cost, num_blocks=num_blocks).run(
+        Simulation(with_policy(config, policy), cost, num_blocks=num_blocks, groups=groups).run(
             OpenArrivals(trace)
         )
         for policy in POLICIES

@@ -130,7 +130,7 @@ class Meter:
 
     def _look_at_slots(self, started: Sequence[LlmRequest], num_used: int) -> None:
         size = self._kv.tokens_per_block
-        held = sum(self._kv.num_held_blocks(llm.request_id) for llm in started)
+        held = sum(self._kv.num_table_blocks(llm.request_id) for llm in started)
         self._unfilled_slots += held * size - sum(llm.context_position for llm in started)
         self._held_slots += num_used * size
 

@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from inflight.api import ExecutorConfig, FinishReason, Request
-from inflight.api.kv_pools import one_pool
+from inflight.api.kv_pools import ALL_LAYERS, KvGroup
 from inflight.batch import LlmRequest, ScheduledBatch
 from inflight.engine.admission import EngineLimits, check_request
+from inflight.engine.pools import PoolDivision
 from inflight.errors import IntegrityError, RequestError
-from inflight.kv_cache import KvCacheManager, KvExtent
+from inflight.kv_cache import KvCache, KvExtent, make_kv_cache
 from inflight.scheduler import Scheduler, WaitingQueue, rank_key, rank_of
 from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator.arrivals import Arrivals
@@ -35,13 +36,25 @@ class Simulation:
     but for ``wall_seconds``.
     """
 
-    def __init__(self, config: ExecutorConfig, cost: CostModel, *, num_blocks: int) -> None:
-        """``num_blocks``: of the KV pool, whatever ``config`` says of it; >= 1."""
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        cost: CostModel,
+        *,
+        num_blocks: int,
+        groups: Sequence[KvGroup] = (ALL_LAYERS,),
+    ) -> None:
+        """``num_blocks``: of the KV pool, whatever ``config`` says of it; >= 1. ``groups``: of the
+        layers, where some have a sliding window; then ``num_blocks`` are those of the first pool,
+        and the others are as large as beside it in the engine."""
         self._config = config
         self._cost = cost
         self._now = 0.0
-        self._kv = KvCacheManager(num_blocks, config.kv_cache_config, clock=lambda: self._now)
-        self._limits = EngineLimits.of(config, vocab_size=VOCAB_SIZE, pools=one_pool(num_blocks))
+        pools = PoolDivision(config, groups).pools(num_blocks)
+        self._kv: KvCache = make_kv_cache(
+            pools, config.kv_cache_config, clock=lambda: self._now, observers=()
+        )
+        self._limits = EngineLimits.of(config, vocab_size=VOCAB_SIZE, pools=pools)
         self._scheduler = Scheduler(
             config.scheduler_config,
             max_batch_size=config.max_batch_size,
@@ -56,7 +69,7 @@ class Simulation:
         self._waiting = WaitingQueue()
         self._started: list[LlmRequest] = []
         """In rank order."""
-        self._meter = Meter(config, self._kv)
+        self._meter = Meter(config, self._kv.pools[0])
 
     def run(self, arrivals: Arrivals) -> Outcome:
         """Until every request of ``arrivals`` has ended; once a Simulation.

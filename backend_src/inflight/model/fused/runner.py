@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inflight.api.kv_pools import KvGroup, KvPool
+from inflight.api.kv_pools import KvGroup, KvPool, group_layers
 from inflight.errors import ForwardError
 from inflight.model.dtypes import DTYPES
 from inflight.model.fused.forward import FusedDecoder
-from inflight.model.layer_groups import group_layers
 from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
 
 
