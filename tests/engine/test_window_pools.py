@@ -114,11 +114,20 @@ def test_memory_is_divided_so_that_the_pools_run_out_together() -> None:
     full, windowed = (pool.num_blocks for pool in pools)
     assert bound == "kv_cache_free_gpu_mem_fraction"
     assert windowed == -(-full * 5 // 32) + 512 // 32
-    chunk_bytes = 512 * 300
-    num_bytes = 32 * (full * 100 + windowed * 300) - chunk_bytes
+    num_bytes = 32 * (full * 100 + windowed * 300)
     assert 0.998 < num_bytes / (64 << 20) <= 1
     alone, _ = kv_pools(LARGE, [KvGroup(None, (0, 1, 2, 3), 400)], free_bytes=128 << 20)
     assert full > 2.7 * alone[0].num_blocks
+
+
+def test_what_a_window_leaves_is_the_first_pools() -> None:
+    """With 20 requests at most; each holds 21 blocks of the window while it is a context."""
+    limits = replace(LARGE, max_batch_size=20, max_seq_len=32768)
+    pools, bound = kv_pools(limits, GROUPS, free_bytes=32 << 20)
+    full, windowed = (pool.num_blocks for pool in pools)
+    assert bound == "kv_cache_free_gpu_mem_fraction"
+    assert windowed == 20 * 21 < full * 5 // 32
+    assert 0.998 < 32 * (full * 100 + windowed * 300) / (16 << 20) <= 1
 
 
 def test_the_pools_are_said_in_the_log_line() -> None:

@@ -7,6 +7,7 @@ tokens hold in each. What one context chunk holds for a moment comes on top.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -53,15 +54,25 @@ def kv_pools(
     """The pools of ``groups``, and the name of what set their size.
 
     ``num_kv_blocks`` is asked for the first one's, a block of which brings its share of the others
-    with it. Raises ConfigError as that does. ``free_bytes``: what the host tier leaves.
+    with it. Where the others have all that they could ever use, the rest is the first one's.
+    Raises ConfigError as ``num_kv_blocks`` does. ``free_bytes``: what the host tier leaves.
     """
-    division = PoolDivision(config, groups)
-    num_blocks, bound = num_kv_blocks(
-        config, kv_bytes_per_token=division.bytes_per_token, free_bytes=free_bytes
-    )
-    if config.kv_cache_config.num_blocks is None and num_blocks > division.most_in(0):
-        num_blocks, bound = division.most_in(0), "max_batch_size x max_seq_len"
-    return division.pools(num_blocks), bound
+    division, kv = PoolDivision(config, groups), config.kv_cache_config
+    per_token = division.bytes_per_token
+    num_blocks, bound = num_kv_blocks(config, kv_bytes_per_token=per_token, free_bytes=free_bytes)
+    if kv.num_blocks is not None:
+        return division.pools(num_blocks), bound
+    bounds = [
+        (num_blocks, bound),
+        (division.most_in(0), "max_batch_size x max_seq_len"),
+    ]
+    if bound == "kv_cache_free_gpu_mem_fraction" and len(groups) > 1:
+        num_bytes = num_blocks * kv.tokens_per_block * per_token
+        bounds[0] = division.fitting(num_bytes), bound
+        if kv.max_tokens is not None:
+            bounds.append((kv.max_tokens // kv.tokens_per_block, "max_tokens_in_paged_kv_cache"))
+    num_blocks, bound = min(bounds)
+    return division.pools(max(num_blocks, 2)), bound
 
 
 class PoolDivision:
@@ -84,6 +95,16 @@ class PoolDivision:
         weighted = zip(self._groups, self._typical, strict=True)
         total = sum(group.bytes_per_token * typical for group, typical in weighted)
         return -(-total // self._typical[0])
+
+    def fitting(self, num_bytes: int) -> int:
+        """Blocks of the first pool for which all pools together take at most ``num_bytes``."""
+        most = num_bytes // (self._tokens_per_block * self._groups[0].bytes_per_token)
+        return max(0, bisect_right(range(most + 1), num_bytes, key=self._num_bytes) - 1)
+
+    def _num_bytes(self, num_blocks: int) -> int:
+        pools = self.pools(num_blocks)
+        total = sum(pool.num_blocks * pool.group.bytes_per_token for pool in pools)
+        return total * self._tokens_per_block
 
     def most_in(self, number: int) -> int:
         """Blocks of a pool that ``max_batch_size`` requests of ``max_seq_len`` hold at most."""

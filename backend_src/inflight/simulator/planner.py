@@ -210,9 +210,7 @@ def _simulate(
 
 def _num_blocks(question: Question, limits: ExecutorConfig, fraction: float) -> int:
     """Of the first pool."""
-    bytes_per_token = _division(question, limits).bytes_per_token
-    bytes_per_block = limits.kv_cache_config.tokens_per_block * bytes_per_token
-    return int(question.free_bytes * fraction) // bytes_per_block
+    return _division(question, limits).fitting(int(question.free_bytes * fraction))
 
 
 def _enough_memory(question: Question, best: Candidate, trace: Sequence[TraceRequest]) -> float:
