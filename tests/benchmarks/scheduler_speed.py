@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.api import CapacitySchedulerPolicy, Request, SchedulerConfig
+from inflight.api.kv_pools import most_blocks
 from inflight.batch import LlmRequest
 from inflight.scheduler import PrefixMatch, Scheduler, WaitingQueue
 
@@ -34,8 +35,20 @@ class CountedCapacity:
         self.num_free_blocks = num_free_blocks
         self._held = {r.request_id: -(-r.num_tokens // TOKENS_PER_BLOCK) for r in started}
 
+    @property
+    def pools(self) -> tuple[CountedCapacity]:
+        return (self,)
+
     def num_held_blocks(self, request_id: int) -> int:
         return self._held.get(request_id, 0)
+
+    num_table_blocks = num_held_blocks
+
+    def most_blocks(self, num_tokens: int, chunk: int) -> int:
+        return most_blocks(num_tokens, None, chunk=chunk, tokens_per_block=TOKENS_PER_BLOCK)
+
+    def num_promisable_blocks(self, request_ids: Iterable[int]) -> int:
+        return self.num_free_blocks + sum(self._held.get(i, 0) for i in request_ids)
 
     def num_releasable_blocks(self, request_id: int) -> int:
         return self._held.get(request_id, 0)

@@ -24,10 +24,10 @@ class CountingRunner(ArithmeticRunner):
     num_copied = 0
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
         self.num_copied += len(target_ids)
-        super().copy_blocks(source_ids, target_ids)
+        super().copy_blocks(source_ids, target_ids, pool)
 
 
 def make_engine(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from inflight.api.executor_config import ExecutorConfig, KvCacheConfig
+from inflight.api.kv_pools import KvGroup, KvPool
 from inflight.engine.memory import num_kv_blocks, sizing_line
 from inflight.errors import ConfigError
 from tests.fakes.arithmetic_runner import ArithmeticRunner
@@ -51,6 +52,7 @@ def test_a_pool_that_cannot_be_is_refused(config: ExecutorConfig, message: str) 
 
 def test_the_log_line_says_that_memory_is_taken_later() -> None:
     spec = replace(ArithmeticRunner().spec, kv_bytes_per_token=1 << 16)
-    line = sizing_line(with_kv(), spec, 28, "max_batch_size x max_seq_len")
+    pools = [KvPool(KvGroup(None, (0,), 1 << 16), 28)]
+    line = sizing_line(with_kv(), spec, pools, "max_batch_size x max_seq_len")
     assert "28 blocks of 16 tokens = 448 tokens, up to 28 MiB on " in line
     assert "taken as blocks are first used, 65536 bytes a token" in line

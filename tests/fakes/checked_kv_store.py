@@ -59,11 +59,15 @@ class CheckedKvStore:
         self._slots[self._slots_of(table, end)[start:]] = _GARBAGE
 
     def holds(
-        self, table: npt.NDArray[np.int32], token_ids: Sequence[int], salt: str | None
+        self,
+        table: npt.NDArray[np.int32],
+        token_ids: Sequence[int],
+        salt: str | None,
+        start: int = 0,
     ) -> bool:
-        """Whether the whole history of these tokens is in the table's blocks."""
+        """Whether the history of these tokens is in the table's blocks, from ``start`` on."""
         read = self._slots[self._slots_of(table, len(token_ids))]
-        return read.tolist() == self._content(token_ids, salt)
+        return read.tolist()[start:] == self._content(token_ids, salt)[start:]
 
     def _slots_of(self, table: npt.NDArray[np.int32], length: int) -> npt.NDArray[np.int64]:
         positions = np.arange(length)

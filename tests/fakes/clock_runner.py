@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from inflight.api.kv_pools import KvPool
 from inflight.cli.calibration import shape_of
 from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
 from inflight.scheduler.iteration_cost import IterationShape
@@ -32,7 +35,9 @@ class ClockRunner:
         self.now = 0.0
         self.shapes: list[IterationShape] = []
 
-    def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
+    def allocate_kv_cache(
+        self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
+    ) -> None:
         self._tokens_per_block = tokens_per_block  # a byte of KV for each
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
@@ -42,7 +47,7 @@ class ClockRunner:
         return ForwardOutput(logits=None, likeliest=likeliest)
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
         pass
 

@@ -7,12 +7,14 @@ in the order in which they were last released.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from inflight.scheduler import PrefixMatch
+from inflight.scheduler.ports import PoolCapacity
+from tests.fakes.fake_window_pool import FakeWindowPool
 
 
 class _Block:
@@ -26,7 +28,16 @@ class _Block:
 
 
 class FakeCapacity:
-    def __init__(self, num_blocks: int, tokens_per_block: int, *, reuse: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        tokens_per_block: int,
+        *,
+        reuse: bool = True,
+        windows: Sequence[FakeWindowPool] = (),
+    ) -> None:
+        """``windows``: further pools."""
+        self.windows = windows
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
         self.matched: list[int] = []
@@ -41,8 +52,20 @@ class FakeCapacity:
     def num_free_blocks(self) -> int:
         return self.num_blocks - self._num_referenced
 
+    @property
+    def pools(self) -> Sequence[PoolCapacity]:
+        return (self, *self.windows)
+
     def num_held_blocks(self, request_id: int) -> int:
         return len(self._tables.get(request_id, ()))
+
+    num_table_blocks = num_held_blocks
+
+    def most_blocks(self, num_tokens: int, chunk: int) -> int:
+        return -(-num_tokens // self.tokens_per_block)
+
+    def num_promisable_blocks(self, request_ids: Iterable[int]) -> int:
+        return self.num_free_blocks + sum(self.num_held_blocks(i) for i in request_ids)
 
     def num_releasable_blocks(self, request_id: int) -> int:
         return sum(block.ref_count == 1 for block in self._tables.get(request_id, ()))
@@ -110,6 +133,9 @@ class FakeCapacity:
                 self._evict_if_full()
                 table.append(_Block())
                 self._num_referenced += 1
+        for pool in self.windows:
+            for request_id, start, token_ids in extents:
+                pool.reserve(request_id, start, len(token_ids))
 
     def _evict_if_full(self) -> None:
         cached = [prefix for prefix, block in self._reusable.items() if block.ref_count == 0]
@@ -126,6 +152,8 @@ class FakeCapacity:
             if self._reuse and is_full and prefix not in self._reusable:
                 block.prefix = prefix
                 self._reusable[prefix] = block
+        for pool in self.windows:
+            pool.commit(request_id, len(tokens))
 
     def release(self, request_id: int) -> None:
         """Gives the blocks back, the end of the chain first; reusable ones stay until evicted."""
@@ -134,6 +162,8 @@ class FakeCapacity:
             self._num_referenced -= block.ref_count == 0
             if block.prefix is not None:
                 self._reusable[block.prefix] = self._reusable.pop(block.prefix)
+        for pool in self.windows:
+            pool.release(request_id)
 
     def check_integrity(self) -> None:
         """The counts are those of the tables, and no more blocks exist than the pool has."""

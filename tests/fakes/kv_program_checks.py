@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight.kv_cache import KvCacheManager, PrefixIdentity
+from inflight.kv_cache import KvCache, KvCacheManager, PrefixIdentity
 from inflight.kv_cache.radix_tree import Node, Root
 from tests.fakes.checked_kv_store import CheckedKvStore
 
@@ -28,20 +28,56 @@ class OpenRequest:
         self.started = False
 
 
-def check_blocks(kv: KvCacheManager, requests: Mapping[int, OpenRequest]) -> None:
-    """The books add up, and what is in no table is free."""
+def check_blocks(kv: KvCache, requests: Mapping[int, OpenRequest]) -> None:
+    """The books add up, and in each pool what nobody holds is free. A request holds exactly the
+    blocks with tokens that it sees or has slots for."""
     kv.check_integrity()
-    held = {block_id for request_id in requests for block_id in kv.block_table(request_id).tolist()}
-    assert kv.num_free_blocks == kv.num_blocks - len(held)
+    for pool in kv.pools:
+        held: set[int] = set()
+        for request_id, request in requests.items():
+            table = pool.block_table(request_id).tolist()
+            first = first_seen(pool, request.written) // pool.tokens_per_block
+            assert pool.num_held_blocks(request_id) == max(len(table) - first, 0)
+            held.update(table[first:])
+        assert pool.num_free_blocks == pool.num_blocks - len(held)
+
+
+def first_seen(pool: KvCacheManager, position: int) -> int:
+    """The first token that a query at ``position`` sees."""
+    return 0 if pool._window is None else max(0, position - pool._window + 1)
 
 
 def check_histories(
-    kv: KvCacheManager, store: CheckedKvStore, requests: Mapping[int, OpenRequest]
+    kv: KvCache, stores: Sequence[CheckedKvStore], requests: Mapping[int, OpenRequest]
 ) -> None:
-    """Every request reads its own history through its table."""
-    for request_id, request in requests.items():
-        written = request.tokens[: request.written]
-        assert store.holds(kv.block_table(request_id), written, request.salt)
+    """Every request reads what it sees of its own history through its tables."""
+    for pool, store in zip(kv.pools, stores, strict=True):
+        for request_id, request in requests.items():
+            written = request.tokens[: request.written]
+            start = first_seen(pool, request.written)
+            assert store.holds(pool.block_table(request_id), written, request.salt, start)
+
+
+def is_reusable(pool: KvCacheManager, request_id: int, num_blocks: int) -> bool:
+    """Whether the blocks that the next token sees are all there, by their names alone."""
+    first = first_seen(pool, num_blocks * pool.tokens_per_block) // pool.tokens_per_block
+    names = {node.key.digest for node in pool._tree if pool._tree.is_full(node)}
+    keys = pool._sequences[request_id].known_keys[first:num_blocks]
+    return len(keys) == num_blocks - first and all(key.digest in names for key in keys)
+
+
+def check_named_blocks(
+    pool: KvCacheManager,
+    store: CheckedKvStore,
+    histories: Mapping[bytes, tuple[str | None, list[int]]],
+) -> None:
+    """As ``check_tree``, where blocks are filed alone. ``histories``: by name, the salt and all
+    tokens up to the end of a block."""
+    size = pool.tokens_per_block
+    for node in pool._tree:
+        salt, tokens = histories[node.key.digest]
+        table = np.full(len(tokens) // size, node.block.block_id, dtype=np.int32)
+        assert store.holds(table, tokens, salt, len(tokens) - size)
 
 
 def check_tree(kv: KvCacheManager, store: CheckedKvStore, salts: Sequence[str | None]) -> None:

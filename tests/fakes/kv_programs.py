@@ -14,12 +14,28 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.api import KvCacheConfig, KvCacheRetentionConfig, TokenRangeRetentionConfig
+from inflight.api.kv_pools import KvGroup, KvPool
 from inflight.errors import OutOfBlocksError
-from inflight.kv_cache import BlockRetention, KvCacheManager, KvExtent, PrefixIdentity
+from inflight.kv_cache import (
+    BlockRetention,
+    KvCache,
+    KvCacheManager,
+    KvExtent,
+    PrefixIdentity,
+    make_kv_cache,
+)
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.observer import ObservedBlock
 from tests.fakes.checked_kv_store import CheckedKvStore
-from tests.fakes.kv_program_checks import OpenRequest, check_blocks, check_histories, check_tree
+from tests.fakes.kv_program_checks import (
+    OpenRequest,
+    check_blocks,
+    check_histories,
+    check_named_blocks,
+    check_tree,
+    first_seen,
+    is_reusable,
+)
 
 SALTS = (None, None, "", "tenant")
 PREFIXES = ([0] * 8, [0] * 5, [0, 0, 1, 1, 0, 0, 1, 1], [])
@@ -49,6 +65,10 @@ class Tally:
     forks: int = 0
     failures: int = 0
     onboarded: int = 0
+    passed: int = 0
+    """Blocks that a window has passed."""
+    reused_windows: int = 0
+    """Starts with a prefix whose beginning nobody holds any more."""
     steps: int = 0
 
 
@@ -75,26 +95,38 @@ class Tier:
 
 
 class KvProgram:
-    """Two token ids, short prompts and a small pool: equal prefixes and shortage are frequent."""
+    """Two token ids, short prompts and a small pool: equal prefixes and shortage are frequent.
 
-    def __init__(self, rng: Random, tally: Tally) -> None:
+    ``windows``: of each pool.
+    """
+
+    def __init__(self, rng: Random, tally: Tally, windows: Sequence[int | None] = (None,)) -> None:
         self.rng = rng
         self.tally = tally
         self.now = 0.0
         self.reuse = rng.random() < 0.8
         self.copies = rng.random() < 0.7
-        num_blocks, size = rng.randint(3, 20), rng.randint(1, 4)
+        self.has_tier = tuple(windows) == (None,)
+        size = rng.randint(1, 4)
         config = KvCacheConfig(
             tokens_per_block=size,
             enable_block_reuse=self.reuse,
             enable_partial_reuse=rng.random() < 0.8,
             copy_on_partial_reuse=self.copies,
         )
-        self.store = CheckedKvStore(num_blocks, size)
-        self.tier = Tier(self.store)
-        self.kv = KvCacheManager(num_blocks, config, clock=lambda: self.now, observers=(self.tier,))
+        pools = [KvPool(KvGroup(window, (), 1), rng.randint(3, 20)) for window in windows]
+        self.stores = [CheckedKvStore(pool.num_blocks, size) for pool in pools]
+        self.tier = Tier(self.stores[0])
+        self.kv: KvCache = make_kv_cache(
+            pools,
+            config,
+            clock=lambda: self.now,
+            observers=(self.tier,) if self.has_tier else (),
+        )
         self.requests: dict[int, OpenRequest] = {}
         self.num_opened = 0
+        self.histories: dict[bytes, tuple[str | None, list[int]]] = {}
+        """By the name of each block that was ever written."""
 
     def run(self, num_steps: int) -> None:
         """So many steps, with every check after each."""
@@ -133,56 +165,64 @@ class KvProgram:
         if self.rng.random() < 0.5:
             chosen = self.rng.sample(chosen, self.rng.randint(1, len(chosen)))
         plan = [self._extent(request_id) for request_id in chosen]
-        needed = [self._needed(extent) for extent in plan]
-        before, free = self._observable(), self.kv.num_free_blocks
+        needed = [[self._needed(pool, extent) for extent in plan] for pool in self.kv.pools]
+        before, free = self._observable(), self._free()
         try:
             copies = self.kv.reserve(plan)
         except OutOfBlocksError:
             self.tally.refused += 1
             assert self._observable() == before
-            assert sum(needed) > free
+            assert any(sum(of_pool) > n for of_pool, n in zip(needed, free, strict=True))
             return
+        of_pools = (copies, *copies.further)
         self._count(plan, len(copies.target_ids))
-        targets = copies.target_ids.tolist()
-        assert len(set(targets)) == len(targets)
-        assert not set(targets) & set(copies.source_ids.tolist())
+        for of_pool in of_pools:
+            targets = of_pool.target_ids.tolist()
+            assert len(set(targets)) == len(targets)
+            assert not set(targets) & set(of_pool.source_ids.tolist())
         for extent in plan:
             self.requests[extent.request_id].started = True
+            self.requests[extent.request_id].written = extent.start
         self.kv.check_integrity()
+        self._check_peaks(plan)
+        taken = [n - left for n, left in zip(free, self._free(), strict=True)]
         outcome = self.rng.choice(OUTCOMES)
         if outcome != "not even copied":
-            self.store.copy_blocks(*copies)
+            for store, of_pool in zip(self.stores, of_pools, strict=False):
+                store.copy_blocks(*of_pool[:2])
         if outcome == "written":
             self._write(plan)
             self.kv.commit(plan)
-            assert len(plan) != 1 or free - self.kv.num_free_blocks == needed[0]
+            if self.has_tier:  # a copy's source is given back by the commit
+                taken = [n - left for n, left in zip(free, self._free(), strict=True)]
+            assert len(plan) != 1 or taken == [of_pool[0] for of_pool in needed]
         else:
             self._fail(plan, outcome == "failed and retried")
 
     def pause(self) -> None:
         self.tally.pauses += 1
         request_id = self._pick()
-        expected = self.kv.num_free_blocks + self.kv.num_releasable_blocks(request_id)
+        expected = self._free_without(request_id)
         self.kv.release(request_id)
         self.requests[request_id].pause()
-        assert self.kv.num_free_blocks == expected
+        assert self._free() == expected
 
     def close(self) -> None:
         request_id = self._pick()
-        expected = self.kv.num_free_blocks + self.kv.num_releasable_blocks(request_id)
+        expected = self._free_without(request_id)
         self.kv.close(request_id)
         request = self.requests.pop(request_id)
         self.tier.seen.append((request.salt, request.tokens))
-        assert self.kv.num_free_blocks == expected
+        assert self._free() == expected
 
     def fork(self) -> None:
         """Beams: they go on with tokens of their own from what is written."""
         parent_id = self._pick()
         parent = self.requests[parent_id]
         child_ids = [self._next_id() for _ in range(self.rng.randint(1, 2))]
-        free = self.kv.num_free_blocks
+        free = self._free()
         self.kv.fork(parent_id, child_ids)
-        assert self.kv.num_free_blocks == free
+        assert self._free() == free
         kept = max(parent.written, 1) if parent.started else len(parent.tokens)
         for child_id in child_ids:
             tokens = parent.tokens[:kept]
@@ -196,9 +236,10 @@ class KvProgram:
         request_id = self._pick()
         request = self.requests[request_id]
         plan = [self._extent(other_id) for other_id in sorted(self.requests.keys() - {request_id})]
-        endless = np.zeros(self.kv.num_blocks * self.kv.tokens_per_block + 1, dtype=np.int32)
-        endless[: len(request.tokens)] = request.tokens[: len(endless)]
         start = request.written if request.started else 0
+        end = start + self.kv.num_blocks * self.kv.tokens_per_block + 1
+        endless = np.zeros(end, dtype=np.int32)
+        endless[: len(request.tokens)] = request.tokens[: len(endless)]
         extent = KvExtent(request_id, start, endless)
         plan.insert(self.rng.randint(0, len(plan)), extent)
         before = self._observable()
@@ -212,7 +253,7 @@ class KvProgram:
     def onboard(self) -> None:
         """Somebody asks again what was asked before; what was evicted of it comes back, and the
         checks read it."""
-        if not self.tier.seen:
+        if not self.tier.seen or not isinstance(self.kv, KvCacheManager) or not self.has_tier:
             return
         if self.rng.random() < 0.5:
             self._evict_all()
@@ -224,7 +265,7 @@ class KvProgram:
         free = self.kv.num_free_blocks
 
         def write(block_ids: npt.NDArray[np.int32]) -> None:
-            self.store.write_blocks(block_ids, np.stack(contents[: len(block_ids)]))
+            self.stores[0].write_blocks(block_ids, np.stack(contents[: len(block_ids)]))
 
         number = self.kv.onboard(request_id, request.array(), len(contents), write)
         assert number <= len(contents) and self.kv.num_free_blocks == free
@@ -280,24 +321,52 @@ class KvProgram:
             assert 0 <= match.num_referenced_blocks <= num_whole
             assert self.reuse or match == (0, 0, None)
             start = match.num_tokens
+            reusable = self._reusable(request_id, (len(request.tokens) - 1) // size)
+            assert num_whole == max(reusable)
             if self.rng.random() < 0.3:
-                start = self.rng.randint(0, num_whole) * size
+                start = self.rng.choice(reusable) * size
+            passed = [first_seen(pool, start) // size for pool in self.kv.pools]
+            self.tally.reused_windows += max(passed) > 0
         elif start == len(request.tokens):
             request.tokens.append(self.rng.randint(0, 1))
         remaining = len(request.tokens) - start
         num_tokens = remaining if self.rng.random() < 0.5 else self.rng.randint(1, remaining)
         return KvExtent(request_id, start, request.array()[: start + num_tokens])
 
-    def _needed(self, extent: KvExtent) -> int:
+    def _reusable(self, request_id: int, most: int) -> list[int]:
+        """All numbers of blocks that a start may reuse."""
+        if not self.reuse:
+            return [0]
+        return [
+            number
+            for number in range(most + 1)
+            if all(is_reusable(pool, request_id, number) for pool in self.kv.pools)
+        ]
+
+    def _needed(self, pool: KvCacheManager, extent: KvExtent) -> int:
         """Free blocks that the extent takes if it is alone in its plan; in company it may be less:
         a cached prefix is taken once, and the last holder of a shared block writes it itself."""
-        request = self.requests[extent.request_id]
-        if request.started:
-            return self.kv.num_new_blocks(extent.request_id, extent.end)
-        match = self.kv.match_prefix(extent.request_id, request.array())
-        # Who holds a block holds those before it, so the referenced ones come first.
-        num_referenced = min(match.num_referenced_blocks, extent.start // self.kv.tokens_per_block)
-        return -(-extent.end // self.kv.tokens_per_block) - num_referenced
+        if self.requests[extent.request_id].started:
+            return pool.num_new_blocks(extent.request_id, extent.end)
+        sequence, size = pool._sequences[extent.request_id], pool.tokens_per_block
+        nodes = pool._prefixes.find(sequence, extent.token_ids, extent.start // size).nodes
+        num_referenced = sum(node.block.ref_count > 0 for node in nodes)
+        return -(-extent.end // size) - first_seen(pool, extent.start) // size - num_referenced
+
+    def _free(self) -> list[int]:
+        return [pool.num_free_blocks for pool in self.kv.pools]
+
+    def _free_without(self, request_id: int) -> list[int]:
+        pools = self.kv.pools
+        return [pool.num_free_blocks + pool.num_releasable_blocks(request_id) for pool in pools]
+
+    def _check_peaks(self, plan: list[KvExtent]) -> None:
+        """While a chunk is written nobody holds more than was promised for chunks of its size."""
+        for pool in self.kv.pools:
+            for extent in plan:
+                chunk = extent.end - extent.start
+                most = pool.most_blocks(extent.end, chunk)
+                assert pool.num_held_blocks(extent.request_id) <= most
 
     def _count(self, plan: list[KvExtent], num_copies: int) -> None:
         size = self.kv.tokens_per_block
@@ -314,15 +383,27 @@ class KvProgram:
     def _write(self, plan: list[KvExtent]) -> None:
         for extent in plan:
             request = self.requests[extent.request_id]
-            table = self.kv.block_table(extent.request_id)
-            self.store.write(table, request.tokens[: extent.end], extent.start, request.salt)
+            tokens, salt = request.tokens[: extent.end], request.salt
+            for pool, store in zip(self.kv.pools, self.stores, strict=True):
+                store.write(pool.block_table(extent.request_id), tokens, extent.start, salt)
+                passed = first_seen(pool, extent.end) - first_seen(pool, extent.start)
+                self.tally.passed += passed // pool.tokens_per_block
             request.written = extent.end
+            self._note_names(extent)
+
+    def _note_names(self, extent: KvExtent) -> None:
+        sequence = self.kv.pools[0]._sequences[extent.request_id]
+        size, tokens = self.kv.tokens_per_block, extent.token_ids.tolist()
+        salt = self.requests[extent.request_id].salt
+        for index, key in enumerate(sequence.keys(extent.token_ids, 0, len(tokens) // size)):
+            self.histories[key.digest] = salt, tokens[: (index + 1) * size]
 
     def _fail(self, plan: list[KvExtent], retried: bool) -> None:
         """A forward that failed leaves garbage where it should have written."""
         self.tally.failures += 1
         for extent in plan:
-            self.store.spoil(self.kv.block_table(extent.request_id), extent.start, extent.end)
+            for pool, store in zip(self.kv.pools, self.stores, strict=True):
+                store.spoil(pool.block_table(extent.request_id), extent.start, extent.end)
         for extent in plan:
             if retried:
                 self.kv.release(extent.request_id)
@@ -334,13 +415,20 @@ class KvProgram:
     def check(self) -> None:
         """What must hold at any time."""
         check_blocks(self.kv, self.requests)
-        check_histories(self.kv, self.store, self.requests)
-        check_tree(self.kv, self.store, SALTS)
+        check_histories(self.kv, self.stores, self.requests)
+        for pool, store in zip(self.kv.pools, self.stores, strict=True):
+            if pool._window is None:
+                check_tree(pool, store, SALTS)
+            else:
+                check_named_blocks(pool, store, self.histories)
 
     def _observable(self) -> object:
-        tables = {i: self.kv.block_table(i).tolist() for i in self.requests}
-        counts = {i: self.kv.request_counts(i) for i in self.requests}
-        order = [(b.block_id, b.retention) for b in self.kv._pool.cached_blocks]
-        empty = [block.block_id for block in self.kv._pool.empty_blocks]
-        references = [block.ref_count for block in self.kv._pool.blocks]
-        return tables, counts, order, empty, references, self.kv.stats()
+        return [self._observable_of(pool) for pool in self.kv.pools]
+
+    def _observable_of(self, pool: KvCacheManager) -> object:
+        tables = {i: pool.block_table(i).tolist() for i in self.requests}
+        counts = {i: pool.request_counts(i) for i in self.requests}
+        order = [(b.block_id, b.retention) for b in pool._pool.cached_blocks]
+        empty = [block.block_id for block in pool._pool.empty_blocks]
+        references = [block.ref_count for block in pool._pool.blocks]
+        return tables, counts, order, empty, references, pool.stats()

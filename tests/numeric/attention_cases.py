@@ -18,7 +18,13 @@ from inflight.model.runner import PackedInputs
 from inflight.native.kv_storage import quantize_heads
 from inflight.native.library import Isa, NativeLibrary
 from tests.numeric.native_library import library_limited_to
-from tests.numeric.test_torch_attention import RULES, Case, expected_output, make_case
+from tests.numeric.test_torch_attention import (
+    RULES,
+    Case,
+    expected_output,
+    make_case,
+    passed_blocks,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -90,6 +96,9 @@ def computed_output(
         backend.attend(
             0, query.new_zeros((len(keys[0]), *query.shape[1:])), keys[0], values[0], rules
         )
+    passed = passed_blocks(case, rules.sliding_window, tokens_per_block)
+    if passed:
+        backend.storage[:, passed] = torch.nan if kv_dtype.is_floating_point else -1
     backend.begin_iteration(case.inputs)
     output = backend.attend(0, query, keys[1], values[1], rules)
     assert output.dtype == dtype and output.shape == query.shape

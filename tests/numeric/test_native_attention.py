@@ -1,7 +1,8 @@
 """The native attention against the textbook in float64, on every instruction set of the machine.
 
 All storage is poisoned before the sequences write theirs, so whatever is read that nobody wrote
-shows. What is particular to int8 storage is in test_native_attention_int8.py.
+shows, and blocks that a window has passed are poisoned again. What is particular to int8 storage is
+in test_native_attention_int8.py.
 """
 
 from __future__ import annotations
@@ -81,6 +82,16 @@ def test_every_rule(
 
 def test_a_window_of_several_tiles(library: NativeLibrary, kv: str) -> None:
     check(library, kv, LARGE, rules=WIDE_WINDOW)
+
+
+@pytest.mark.parametrize("tokens_per_block", SUPPORTED_TOKENS_PER_BLOCK)
+@pytest.mark.parametrize("window", [1, 17, 40, 100])
+def test_a_window_that_begins_anywhere_in_a_tile(
+    library: NativeLibrary, kv: str, window: int, tokens_per_block: int
+) -> None:
+    sequences = [(33, 200), (2, 131), *((1, 300 + 7 * i) for i in range(10))]
+    rules = AttentionRules(scale=0.3, sliding_window=window)
+    check(library, kv, sequences, rules=rules, tokens_per_block=tokens_per_block)
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])

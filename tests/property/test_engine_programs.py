@@ -68,6 +68,7 @@ class Machine:
         chunking: ContextChunkingPolicy,
         chunked: bool,
         host_blocks: int = 0,
+        windows: tuple[int | None, ...] = (None,),
     ) -> None:
         self.now = 1000.0
         self.fail_next = False
@@ -86,7 +87,9 @@ class Machine:
                 tiers=KvTiersConfig(host_memory_bytes=host_blocks * BLOCK_BYTES),
             ),
         )
-        self.engine = Engine(ArithmeticRunner(self._before), config, clock=lambda: self.now)
+        self.windows = windows
+        runner = ArithmeticRunner(self._before, windows)
+        self.engine = Engine(runner, config, clock=lambda: self.now)
 
     def enqueue(
         self,
@@ -98,7 +101,7 @@ class Machine:
         stop_at: int | None,
     ) -> None:
         prompt = [family * 100 + i for i in range(length)]
-        tokens = expected_tokens(prompt, max_tokens)
+        tokens = expected_tokens(prompt, max_tokens, windows=self.windows)
         stops = stop_at is not None and stop_at < max_tokens
         stop = tokens[stop_at] if stops and stop_at is not None else None
         request_id = self.engine.next_id()
@@ -145,7 +148,7 @@ class Machine:
             if asked.finals in (["LENGTH"], ["STOP_WORDS"]):
                 assert asked.received == asked.whole
                 assert asked.stops == (asked.finals == ["STOP_WORDS"])
-        assert self.engine.kv.num_free_blocks == NUM_BLOCKS
+        assert self.engine.kv.num_free_blocks == self.engine.kv.num_blocks
 
     def _before(self, inputs: object) -> None:
         if self.fail_next:
@@ -181,6 +184,7 @@ def run(machine: Machine, program: list[tuple[object, ...]]) -> None:
     # The clock stands still within a step, so nothing tells that computing is faster: all that is
     # found in the tier comes back.
     host_blocks=st.sampled_from([0, 3, 100]),
+    windows=st.sampled_from([(None,), (None,), (6,), (None, 6), (9, 2)]),
 )
 def test_programs(
     program: list[tuple[object, ...]],
@@ -188,8 +192,9 @@ def test_programs(
     chunking: ContextChunkingPolicy,
     chunked: bool,
     host_blocks: int,
+    windows: tuple[int | None, ...],
 ) -> None:
-    machine = Machine(policy, chunking, chunked, host_blocks)
+    machine = Machine(policy, chunking, chunked, host_blocks, windows)
     run(machine, program)
     machine.drain()
     machine.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -16,11 +17,19 @@ from tests.fakes.kv_programs import KvProgram, Tally
 NUM_STEPS = 25
 
 
-def run_programs(first_seed: int, count: int) -> Tally:
+ALL_KEPT: tuple[int | None, ...] = (None,)
+NOT_WITH_WINDOWS = {"reused_parts", "taken_over", "onboarded"}
+ONLY_WITH_WINDOWS = {"passed", "reused_windows"}
+
+
+def run_programs(
+    first_seed: int, count: int, windows: Sequence[tuple[int | None, ...]] = (ALL_KEPT,)
+) -> Tally:
+    """``windows``: in turn, those of a program's pools."""
     tally = Tally()
     for seed in range(first_seed, first_seed + count):
         try:
-            KvProgram(Random(seed), tally).run(NUM_STEPS)
+            KvProgram(Random(seed), tally, windows[seed % len(windows)]).run(NUM_STEPS)
         except BaseException as error:
             raise AssertionError(f"program of seed {seed}") from error
     return tally
@@ -29,20 +38,31 @@ def run_programs(first_seed: int, count: int) -> Tally:
 @pytest.mark.parametrize("batch", range(4))
 def test_two_thousand_programs(batch: int) -> None:
     tally = run_programs(batch * 1000, 500)
-    assert min(vars(tally).values()) > 10, tally
+    assert min(n for name, n in vars(tally).items() if name not in ONLY_WITH_WINDOWS) > 10, tally
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [[(1,), (2,), (3,), (5,), (8,)], [(None, 2), (None, 4), (None, 1, 6), (3, 7)]],
+    ids=["one pool", "several pools"],
+)
+def test_five_hundred_programs_with_windows(windows: list[tuple[int | None, ...]]) -> None:
+    tally = run_programs(10_000, 500, windows)
+    assert min(n for name, n in vars(tally).items() if name not in NOT_WITH_WINDOWS) > 10, tally
 
 
 @pytest.mark.slow
 def test_twenty_thousand_programs() -> None:
-    assert run_programs(1_000_000, 20_000).steps == 20_000 * NUM_STEPS
+    windows: list[tuple[int | None, ...]] = [ALL_KEPT, ALL_KEPT, (4,), (None, 3), (None, 1, 6)]
+    assert run_programs(1_000_000, 20_000, windows).steps == 20_000 * NUM_STEPS
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.randoms(use_true_random=False))
-def test_programs_that_shrink(rng: Random) -> None:
+@given(st.randoms(use_true_random=False), st.sampled_from([ALL_KEPT, (3,), (None, 2)]))
+def test_programs_that_shrink(rng: Random, windows: tuple[int | None, ...]) -> None:
     """The same programs, found and made small by hypothesis."""
     tally = Tally()
-    KvProgram(rng, tally).run(NUM_STEPS)
+    KvProgram(rng, tally, windows).run(NUM_STEPS)
     assert tally.steps == NUM_STEPS
 
 

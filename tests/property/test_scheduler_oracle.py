@@ -22,6 +22,7 @@ from inflight.scheduler.capacity import (
     StaticBatch,
 )
 from tests.fakes.fake_capacity import FakeCapacity
+from tests.fakes.fake_window_pool import FakeWindowPool
 from tests.property.test_scheduler_programs import Load, arrive_and_cancel, engine_for, loads
 
 Decision = tuple[list[int], list[int], list[int], list[int]]
@@ -43,37 +44,38 @@ def ids(requests: Sequence[LlmRequest]) -> list[int]:
 
 
 class Books:
-    """Sums of blocks over groups of requests, straight from the definitions."""
+    """Sums of blocks of one pool over groups of requests, straight from the definitions."""
 
-    def __init__(self, load: Load, kv: FakeCapacity) -> None:
+    def __init__(self, load: Load, kv: FakeCapacity, pool: FakeCapacity | FakeWindowPool) -> None:
         self.load = load
         self.kv = kv
+        self.pool = pool
 
-    def _blocks(self, num_tokens: int) -> int:
-        return ceil(num_tokens / self.load.tokens_per_block)
-
-    def _position(self, request: LlmRequest) -> int:
-        if request.is_started:
-            return request.context_position
-        return self.kv.match_prefix(request.request_id, request.token_ids).num_tokens
+    def _blocks(self, request: LlmRequest, num_tokens: int) -> int:
+        """What it holds at most at once on the way to so many tokens."""
+        chunk = 1 if request.in_generation else self.load.max_num_tokens
+        return self.pool.most_blocks(num_tokens, chunk)
 
     def _has(self, request: LlmRequest) -> int:
         """Blocks a request need not take from the free ones."""
         if request.is_started:
-            return self.kv.num_held_blocks(request.request_id)
+            return self.pool.num_held_blocks(request.request_id)
+        if self.pool is not self.kv:
+            return 0
         match = self.kv.match_prefix(request.request_id, request.token_ids)
         return match.num_referenced_blocks
 
     def to_completion(self, group: Sequence[LlmRequest]) -> int:
-        return sum(self._blocks(r.max_total_tokens) - self._has(r) for r in group)
+        return sum(self._blocks(r, r.max_total_tokens) - self._has(r) for r in group)
 
     def one_step(self, group: Sequence[LlmRequest]) -> int:
+        """Of started requests."""
         total = 0
         for request in group:
-            position = self._position(request)
-            uncomputed = request.num_tokens - position
-            end = position + min(uncomputed, self.load.max_num_tokens)
-            total += self._blocks(end) - self._has(request)
+            position = request.context_position
+            end = position + min(request.num_tokens - position, self.load.max_num_tokens)
+            needed = ceil(end / self.load.tokens_per_block)
+            total += needed - self.pool.num_table_blocks(request.request_id)
         return total
 
     def near_future(self, group: Sequence[LlmRequest]) -> int:
@@ -82,8 +84,22 @@ class Books:
         for request in group:
             horizon = max(LEAST_HORIZON, request.num_tokens // 8)
             further = min(horizon, request.max_total_tokens - request.num_tokens)
-            total += self._blocks(request.num_tokens + further) - self._has(request)
+            total += self._blocks(request, request.num_tokens + further) - self._has(request)
         return total
+
+    @property
+    def free(self) -> int:
+        return self.pool.num_free_blocks
+
+    def won_by_pausing(self, group: Sequence[LlmRequest]) -> int:
+        return sum(self.pool.num_releasable_blocks(r.request_id) for r in group)
+
+
+class Deferral:
+    """Who waits for a block that another computes."""
+
+    def __init__(self, kv: FakeCapacity) -> None:
+        self.kv = kv
 
     def deferred(
         self, started: Sequence[LlmRequest], fitting: Sequence[LlmRequest]
@@ -105,53 +121,71 @@ class Books:
             return self.kv.next_block(request.request_id, request.token_ids)
         return self.kv.match_prefix(request.request_id, request.token_ids).next_block
 
-    def won_by_pausing(self, group: Sequence[LlmRequest]) -> int:
-        return sum(self.kv.num_releasable_blocks(r.request_id) for r in group)
 
+class Oracle:
+    """A request fits where it fits into the books of every pool."""
 
-def no_evict(books: Books, started: list[LlmRequest], queue: list[LlmRequest]) -> Decision:
-    def fits(new: Sequence[LlmRequest]) -> bool:
-        has_slots = len(started) + len(new) <= books.load.max_batch_size
-        blocks = books.to_completion(started) + books.to_completion(new)
-        return has_slots and blocks <= books.kv.num_free_blocks
+    def __init__(self, load: Load, kv: FakeCapacity) -> None:
+        self.load = load
+        self.pools = [Books(load, kv, pool) for pool in (kv, *kv.windows)]
+        self.deferral = Deferral(kv)
 
-    return with_deferred(books, started, longest_prefix(queue, fits))
+    def has_slots(self, started: Sequence[LlmRequest], new: Sequence[LlmRequest]) -> bool:
+        return len(started) + len(new) <= self.load.max_batch_size
 
-
-def with_deferred(books: Books, started: list[LlmRequest], fitting: list[LlmRequest]) -> Decision:
-    deferred = books.deferred(started, fitting)
-    admitted = [request for request in fitting if request not in deferred]
-    return ids(started), ids(admitted), ids(deferred), []
-
-
-def max_utilization(books: Books, started: list[LlmRequest], queue: list[LlmRequest]) -> Decision:
-    free = books.kv.num_free_blocks
-
-    def kept_by_pausing(charge: Callable[[Sequence[LlmRequest]], int], least: int) -> int | None:
+    def kept_by_pausing(
+        self,
+        started: list[LlmRequest],
+        charge: Callable[[Books, Sequence[LlmRequest]], int],
+        least: int,
+    ) -> int | None:
         """The most started requests whose ``charge`` fits when the others are paused."""
         for kept in range(len(started), least - 1, -1):
-            if charge(started[:kept]) <= free + books.won_by_pausing(started[kept:]):
+            if all(
+                charge(books, started[:kept]) <= books.free + books.won_by_pausing(started[kept:])
+                for books in self.pools
+            ):
                 return kept
         return None
 
-    if books.one_step(started) > free:
-        kept = kept_by_pausing(books.one_step, least=1) or 1
+    def with_deferred(self, started: list[LlmRequest], fitting: list[LlmRequest]) -> Decision:
+        deferred = self.deferral.deferred(started, fitting)
+        admitted = [request for request in fitting if request not in deferred]
+        return ids(started), ids(admitted), ids(deferred), []
+
+
+def no_evict(oracle: Oracle, started: list[LlmRequest], queue: list[LlmRequest]) -> Decision:
+    def fits(new: Sequence[LlmRequest]) -> bool:
+        return oracle.has_slots(started, new) and all(
+            books.to_completion(started) + books.to_completion(new) <= books.free
+            for books in oracle.pools
+        )
+
+    return oracle.with_deferred(started, longest_prefix(queue, fits))
+
+
+def max_utilization(oracle: Oracle, started: list[LlmRequest], queue: list[LlmRequest]) -> Decision:
+    if any(books.one_step(started) > books.free for books in oracle.pools):
+        kept = oracle.kept_by_pausing(started, Books.one_step, least=1) or 1
         return ids(started[:kept]), [], [], ids(started[kept:])
 
     def fits(new: Sequence[LlmRequest]) -> bool:
-        has_slots = len(started) + len(new) <= books.load.max_batch_size
-        return has_slots and books.near_future([*started, *new]) <= free
+        return oracle.has_slots(started, new) and all(
+            books.near_future([*started, *new]) <= books.free for books in oracle.pools
+        )
 
     fitting = longest_prefix(queue, fits)
-    may_pause = queue and not fitting and len(started) < books.load.max_batch_size
+    may_pause = queue and not fitting and len(started) < oracle.load.max_batch_size
     if may_pause and queue[0].num_pauses == 0:
         num_before = sum(rank_key(request) < rank_key(queue[0]) for request in started)
-        kept_or_none = kept_by_pausing(
-            lambda kept: books.near_future([*kept, queue[0]]), least=num_before
+        kept_or_none = oracle.kept_by_pausing(
+            started,
+            lambda books, kept: books.near_future([*kept, queue[0]]),
+            least=num_before,
         )
         if kept_or_none is not None:
             return ids(started[:kept_or_none]), [], [], ids(started[kept_or_none:])
-    return with_deferred(books, started, fitting)
+    return oracle.with_deferred(started, fitting)
 
 
 class StaticOracle:
@@ -160,11 +194,13 @@ class StaticOracle:
     def __init__(self) -> None:
         self.batch: set[int] = set()
 
-    def decide(self, books: Books, started: list[LlmRequest], queue: list[LlmRequest]) -> Decision:
+    def decide(
+        self, oracle: Oracle, started: list[LlmRequest], queue: list[LlmRequest]
+    ) -> Decision:
         members = [request for request in queue if request.request_id in self.batch]
         if started or members:
-            return no_evict(books, started, members)
-        decision = no_evict(books, [], queue)
+            return no_evict(oracle, started, members)
+        decision = no_evict(oracle, [], queue)
         self.batch = {*decision[1], *decision[2]}
         return decision
 
@@ -179,17 +215,23 @@ def decision_of(plan: CapacityPlan) -> Decision:
 def test_policies_decide_as_the_plain_rules_do(load: Load) -> None:
     engine = engine_for(load)
     policy, decide = {
-        Policy.GUARANTEED_NO_EVICT: (GuaranteedNoEvict(load.max_batch_size), no_evict),
-        Policy.STATIC_BATCH: (StaticBatch(load.max_batch_size), StaticOracle().decide),
+        Policy.GUARANTEED_NO_EVICT: (
+            GuaranteedNoEvict(load.max_batch_size, load.max_num_tokens),
+            no_evict,
+        ),
+        Policy.STATIC_BATCH: (
+            StaticBatch(load.max_batch_size, load.max_num_tokens),
+            StaticOracle().decide,
+        ),
         Policy.MAX_UTILIZATION: (
             MaxUtilization(load.max_batch_size, load.max_num_tokens),
             max_utilization,
         ),
     }[load.policy]
-    books = Books(load, engine.kv)
+    oracle = Oracle(load, engine.kv)
     while engine.has_work or engine.iteration <= max(load.arrivals):
         arrive_and_cancel(load, engine)
         plan = policy.schedule(engine.started, engine.waiting, engine.kv)
-        expected = decide(books, list(engine.started), list(engine.waiting))
+        expected = decide(oracle, list(engine.started), list(engine.waiting))
         assert decision_of(plan) == expected
         engine.step()

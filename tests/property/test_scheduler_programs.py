@@ -11,6 +11,7 @@ from inflight.api import CapacitySchedulerPolicy as Policy
 from inflight.api import ContextChunkingPolicy, FinishReason
 from inflight.batch import LlmRequest, RequestState, ScheduledBatch
 from tests.fakes.fake_capacity import FakeCapacity
+from tests.fakes.fake_window_pool import FakeWindowPool
 from tests.unit.scheduler.simulated_engine import (
     SimulatedEngine,
     make_request,
@@ -29,6 +30,8 @@ class Load:
     max_batch_size: int
     max_num_tokens: int
     reuse: bool
+    windows: list[tuple[int, int]]
+    """Of further pools: window, and blocks beyond the fewest that will do."""
     arrivals: dict[int, list[LlmRequest]]
     """By iteration."""
     cancellations: dict[int, int]
@@ -68,11 +71,20 @@ def loads(draw: st.DrawFn) -> Load:
         max_batch_size=max_batch_size,
         max_num_tokens=least_tokens + draw(st.integers(0, 12)),
         reuse=draw(st.booleans()),
+        windows=draw(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 6)), max_size=2)),
         arrivals=arrivals,
         cancellations=draw(
             st.dictionaries(st.integers(0, 40), st.integers(0, num_requests - 1), max_size=4)
         ),
     )
+
+
+def window_pool(load: Load, window: int, spare: int) -> FakeWindowPool:
+    """One that every request of the load fits alone."""
+    longest = max(request.max_total_tokens for request in load.requests)
+    rule = FakeWindowPool(0, load.tokens_per_block, window)
+    num_blocks = rule.most_blocks(longest, load.max_num_tokens) + spare
+    return FakeWindowPool(num_blocks, load.tokens_per_block, window)
 
 
 def engine_for(load: Load) -> SimulatedEngine:
@@ -82,7 +94,8 @@ def engine_for(load: Load) -> SimulatedEngine:
         max_num_tokens=load.max_num_tokens,
         chunking=load.chunking,
     )
-    kv = FakeCapacity(load.num_blocks, load.tokens_per_block, reuse=load.reuse)
+    windows = [window_pool(load, window, spare) for window, spare in load.windows]
+    kv = FakeCapacity(load.num_blocks, load.tokens_per_block, reuse=load.reuse, windows=windows)
     return SimulatedEngine(scheduler, kv)
 
 
@@ -101,8 +114,8 @@ def state_of(engine: SimulatedEngine) -> object:
     return (
         [repr(request) for request in requests],
         [request.token_ids.tolist() for request in requests],
-        [engine.kv.num_held_blocks(request.request_id) for request in requests],
-        engine.kv.num_free_blocks,
+        [[pool.num_held_blocks(r.request_id) for r in requests] for pool in engine.kv.pools],
+        [pool.num_free_blocks for pool in engine.kv.pools],
     )
 
 
@@ -162,6 +175,7 @@ def test_every_plan_keeps_its_promises_and_every_request_finishes(load: Load) ->
         assert engine.iteration < patience, "livelock"
     assert len(engine.finished) == len(load.requests)
     assert engine.kv.num_free_blocks == load.num_blocks
+    assert all(pool.num_free_blocks == pool.num_blocks for pool in engine.kv.windows)
 
 
 @settings(max_examples=100, deadline=None)

@@ -21,7 +21,8 @@ class PrefixMatch(NamedTuple):
     for the token budget."""
     num_referenced_blocks: int
     """Those of the whole reusable blocks that a started request holds: credit for the block budget
-    (the others count as free already, and of a part the request needs a copy of its own)."""
+    of the first pool (the others count as free already, and of a part the request needs a copy of
+    its own). 0 where that pool has a window."""
     next_block: bytes | None = None
     """The name of the first whole block that is not in the cache; None where there is none among
     the tokens asked for. Equal names are equal tokens after equal tokens, under one identity."""

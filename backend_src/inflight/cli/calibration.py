@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from inflight.api import ExecutorConfig, KvCacheConfig, Request
 from inflight.api.config import InflightConfig, set_thread_defaults
+from inflight.api.kv_pools import KvPool
 from inflight.checkpoint import prepare_checkpoint
 from inflight.cli.build import with_max_seq_len
 from inflight.engine.engine import Engine
@@ -51,17 +52,19 @@ class MeasuredRunner:
     def spec(self) -> ModelSpec:
         return self._runner.spec
 
-    def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
-        self._runner.allocate_kv_cache(num_blocks, tokens_per_block)
+    def allocate_kv_cache(
+        self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
+    ) -> None:
+        self._runner.allocate_kv_cache(num_blocks, tokens_per_block, further_pools)
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
         self._shape = shape_of(inputs)
         return self._runner.forward(inputs)
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
-        self._runner.copy_blocks(source_ids, target_ids)
+        self._runner.copy_blocks(source_ids, target_ids, pool)
 
     @property
     def kv_block_format(self) -> str:

@@ -16,6 +16,7 @@ from inflight.cli.sizing import (
     pool_blocks,
     tier_speeds,
 )
+from inflight.engine.pools import layer_groups
 from inflight.errors import ConfigError
 from inflight.simulator.comparison import compare_policies, comparison_json, comparison_lines
 from inflight.simulator.example import (
@@ -66,8 +67,14 @@ def simulate(config: InflightConfig, options: SimulateOptions, say: Callable[[st
         cost = EXAMPLE_COST
     else:
         cost = cost_model(options.cost, config, model, say)
-    speeds = tier_speeds(options.memory, model)
-    outcomes = compare_policies(trace, limits, cost, num_blocks=num_blocks, tier_speeds=speeds)
+    outcomes = compare_policies(
+        trace,
+        limits,
+        cost,
+        num_blocks=num_blocks,
+        groups=layer_groups(model, limits),
+        tier_speeds=tier_speeds(options.memory, model),
+    )
     if options.png is not None:
         draw(outcomes, options.png)
     if options.as_json:

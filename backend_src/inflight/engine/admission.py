@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight.api.executor_config import CapacitySchedulerPolicy, ExecutorConfig
+from inflight.api.kv_pools import KvPool, most_blocks
 from inflight.api.request import Request
 from inflight.errors import InvalidRequestError, UnsupportedRequestError
 
@@ -18,19 +20,21 @@ class EngineLimits:
     max_beam_width: int
     enable_chunked_context: bool
     vocab_size: int
-    num_blocks: int
+    pools: tuple[KvPool, ...]
     tokens_per_block: int
     may_pause: bool
 
     @classmethod
-    def of(cls, config: ExecutorConfig, *, vocab_size: int, num_blocks: int) -> EngineLimits:
+    def of(
+        cls, config: ExecutorConfig, *, vocab_size: int, pools: Sequence[KvPool]
+    ) -> EngineLimits:
         return cls(
             max_seq_len=config.max_seq_len,
             max_num_tokens=config.max_num_tokens,
             max_beam_width=config.max_beam_width,
             enable_chunked_context=config.enable_chunked_context,
             vocab_size=vocab_size,
-            num_blocks=num_blocks,
+            pools=tuple(pools),
             tokens_per_block=config.kv_cache_config.tokens_per_block,
             may_pause=config.scheduler_config.capacity_scheduler_policy
             is CapacitySchedulerPolicy.MAX_UTILIZATION,
@@ -84,14 +88,21 @@ def _check_lengths(request: Request, limits: EngineLimits) -> None:
         )
     if not limits.enable_chunked_context:
         _check_unchunked(prompt, total, limits)
-    pool = limits.num_blocks * limits.tokens_per_block
-    if -(-total // limits.tokens_per_block) > limits.num_blocks:
-        raise InvalidRequestError(
-            "max_tokens",
-            request.max_tokens,
-            f"is too large: {prompt} prompt tokens + max_tokens exceed the whole KV cache "
-            f"(max_tokens_in_paged_kv_cache = {pool})",
-        )
+    _check_capacity(request, total, limits)
+
+
+def _check_capacity(request: Request, total: int, limits: EngineLimits) -> None:
+    """A request that nobody else holds blocks beside must be able to run to its end."""
+    size = limits.tokens_per_block
+    for pool in limits.pools:
+        needed = most_blocks(total, pool.window, chunk=limits.max_num_tokens, tokens_per_block=size)
+        if needed > pool.num_blocks:
+            raise InvalidRequestError(
+                "max_tokens",
+                request.max_tokens,
+                f"is too large: {total - request.max_tokens} prompt tokens + max_tokens exceed the "
+                f"whole KV cache (max_tokens_in_paged_kv_cache = {pool.num_blocks * size})",
+            )
 
 
 def _check_unchunked(prompt: int, total: int, limits: EngineLimits) -> None:

@@ -16,16 +16,17 @@ from inflight.engine.admission import EngineLimits, check_request
 from inflight.engine.inbox import Inbox
 from inflight.engine.lane import ForwardLane, InlineLane
 from inflight.engine.loop import IterationLoop
-from inflight.engine.memory import available_bytes, num_kv_blocks, sizing_line
+from inflight.engine.memory import available_bytes, sizing_line
 from inflight.engine.onboarder import Onboarder
 from inflight.engine.outbox import Outbox
 from inflight.engine.parts import EngineParts
+from inflight.engine.pools import kv_pools, layer_groups
 from inflight.engine.record import RequestRecord
 from inflight.engine.responder import Responder
 from inflight.engine.statistics import StatsRecorder
 from inflight.engine.tiers import make_reporter, make_tiers
 from inflight.errors import QueueFullError, ShuttingDownError
-from inflight.kv_cache import NO_OBSERVERS, CacheObservers, KvCacheManager
+from inflight.kv_cache import NO_OBSERVERS, CacheObservers, KvCacheManager, make_kv_cache
 from inflight.model.packing import Packer
 from inflight.model.runner import ModelRunner
 from inflight.sampling.kernels import SamplingKernels
@@ -64,34 +65,36 @@ class Engine:
         self._end_ids = tuple(end_ids)
         self._clock = clock
         self._ids = itertools.count(1)
-        num_blocks, bound = num_kv_blocks(
+        pools, bound = kv_pools(
             config,
-            kv_bytes_per_token=runner.spec.kv_bytes_per_token,
+            layer_groups(runner.spec, config),
             free_bytes=available_bytes() - config.kv_cache_config.tiers.host_memory_bytes,
         )
-        tokens_per_block = config.kv_cache_config.tokens_per_block
-        runner.allocate_kv_cache(num_blocks, tokens_per_block)
-        self._limits = EngineLimits.of(
-            config, vocab_size=runner.spec.vocab_size, num_blocks=num_blocks
+        runner.allocate_kv_cache(
+            pools[0].num_blocks, config.kv_cache_config.tokens_per_block, pools[1:]
         )
+        self._limits = EngineLimits.of(config, vocab_size=runner.spec.vocab_size, pools=pools)
         self.inbox, self.outbox = Inbox(), Outbox()
         self.stats = StatsRecorder(config)
         tiers = make_tiers(
             runner, config.kv_cache_config, model_identity=model_identity, clock=clock
         )
         reporter = make_reporter(tiers, observers)
-        self.kv = KvCacheManager(
-            num_blocks,
+        self.kv = make_kv_cache(
+            pools,
             config.kv_cache_config,
             clock=clock,
             # Who moves blocks down comes first: a block is told below before it is gone above.
             observers=[o for o in (tiers, reporter, *observers.primary) if o is not None],
         )
-        self.onboarder = None if tiers is None else Onboarder(tiers, self.kv, config, reporter)
+        self.onboarder: Onboarder | None = None
+        if tiers is not None:
+            assert isinstance(self.kv, KvCacheManager), "with tiers all layers share a pool"
+            self.onboarder = Onboarder(tiers, self.kv, config, reporter)
         self.loop = IterationLoop(
             self._make_parts(runner, lane or InlineLane(), sampling_kernels), clock
         )
-        logger.info(sizing_line(config, runner.spec, num_blocks, bound))
+        logger.info(sizing_line(config, runner.spec, pools, bound))
 
     @property
     def num_active_requests(self) -> int:
@@ -177,6 +180,7 @@ class Engine:
                 max_batch_size=config.max_batch_size,
                 max_blocks_per_sequence=-(-config.max_seq_len // tokens_per_block),
                 tokens_per_block=tokens_per_block,
+                num_pools=len(self.kv.pools),
             ),
             runner=runner,
             sampler=Sampler(

@@ -14,7 +14,8 @@ from inflight.engine.lane import ForwardWork
 from inflight.engine.parts import EngineParts
 from inflight.engine.record import RequestRecord
 from inflight.errors import IntegrityError, RequestError, RequestFailedError
-from inflight.kv_cache import BlockRetention, KvExtent, PrefixIdentity
+from inflight.kv_cache import BlockCopies, BlockRetention, KvExtent, PrefixIdentity
+from inflight.model.runner import ModelRunner
 from inflight.sampling.sampler import SampledTokens
 
 logger = logging.getLogger(__name__)
@@ -207,11 +208,11 @@ class IterationLoop:
         parts = self.parts
         copies = parts.kv.reserve(extents)
         rows = parts.sampler.rows([chunk.request for chunk in plan.chunks if chunk.samples])
-        inputs = parts.packer.pack(plan, parts.kv.block_table, need_logits=rows.need_logits)
+        tables = [pool.block_table for pool in parts.kv.pools]
+        inputs = parts.packer.pack(plan, tables[0], tables[1:], need_logits=rows.need_logits)
 
         def compute() -> SampledTokens:
-            if len(copies.target_ids) > 0:
-                parts.runner.copy_blocks(*copies)
+            _make_copies(parts.runner, copies)
             output = parts.runner.forward(inputs)
             if output.logits is not None:
                 return parts.sampler.sample(rows, output.logits)
@@ -306,3 +307,9 @@ def _extents(plan: ScheduledBatch) -> list[KvExtent]:
         KvExtent(chunk.request.request_id, chunk.start, chunk.request.token_ids[: chunk.end])
         for chunk in plan.chunks
     ]
+
+
+def _make_copies(runner: ModelRunner, copies: BlockCopies) -> None:
+    for pool, of_pool in enumerate((copies, *copies.further)):
+        if len(of_pool.target_ids) > 0:
+            runner.copy_blocks(of_pool.source_ids, of_pool.target_ids, pool)

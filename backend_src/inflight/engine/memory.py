@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 from inflight.api.executor_config import ExecutorConfig
+from inflight.api.kv_pools import KvPool, most_blocks
 from inflight.errors import ConfigError
 from inflight.model.runner import ModelSpec
 
@@ -72,22 +74,41 @@ def num_kv_blocks(
     return blocks, reason
 
 
-def sizing_line(config: ExecutorConfig, spec: ModelSpec, num_blocks: int, bound: str) -> str:
-    """What the pool is, how many requests fit, and which limit binds first: one log line."""
+def sizing_line(
+    config: ExecutorConfig, spec: ModelSpec, pools: Sequence[KvPool], bound: str
+) -> str:
+    """What the pools are, how many requests fit, and which limit binds first: one log line."""
     per_block = config.kv_cache_config.tokens_per_block
-    tokens = num_blocks * per_block
     typical = min(TYPICAL_SEQ_LEN, config.max_seq_len)
-    fit_typical = num_blocks // -(-typical // per_block)
-    fit_longest = num_blocks // -(-config.max_seq_len // per_block)
+    fit_typical = num_fitting(pools, typical, per_block)
+    fit_longest = num_fitting(pools, config.max_seq_len, per_block)
+    num_bytes = sum(pool.num_blocks * per_block * pool.group.bytes_per_token for pool in pools)
     binding = "max_batch_size" if fit_typical >= config.max_batch_size else "the KV cache"
     return (
-        f"KV cache: {num_blocks} blocks of {per_block} tokens = {tokens} tokens, "
-        f"up to {num_blocks * per_block * spec.kv_bytes_per_token / 2**20:.0f} MiB on "
+        f"KV cache: {' and '.join(_described(pool, per_block) for pool in pools)}, "
+        f"up to {num_bytes / 2**20:.0f} MiB on "
         f"{spec.device}, taken as blocks are first used, {spec.kv_bytes_per_token} bytes a token "
         f"(set by {bound}); fits {fit_typical} requests of {typical} tokens or "
         f"{fit_longest} of max_seq_len {config.max_seq_len}; max_batch_size "
         f"{config.max_batch_size}, max_num_tokens {config.max_num_tokens}; {binding} binds first"
     )
+
+
+def num_fitting(pools: Sequence[KvPool], num_tokens: int, tokens_per_block: int) -> int:
+    """Generating requests of so many tokens."""
+    return min(
+        num_blocks
+        // most_blocks(num_tokens, group.window, chunk=1, tokens_per_block=tokens_per_block)
+        for group, num_blocks in pools
+    )
+
+
+def _described(pool: KvPool, tokens_per_block: int) -> str:
+    tokens = pool.num_blocks * tokens_per_block
+    blocks = f"{pool.num_blocks} blocks of {tokens_per_block} tokens = {tokens} tokens"
+    if pool.window is None:
+        return blocks
+    return f"{blocks} for {len(pool.layers)} layers with a window of {pool.window}"
 
 
 def _meminfo_available() -> int:

@@ -10,7 +10,7 @@ from inflight.engine.lane import ForwardLane
 from inflight.engine.onboarder import Onboarder
 from inflight.engine.responder import Responder
 from inflight.engine.statistics import StatsRecorder
-from inflight.kv_cache.manager import KvCacheManager
+from inflight.kv_cache.pools import KvCache
 from inflight.model.packing import Packer
 from inflight.model.runner import ModelRunner
 from inflight.sampling.sampler import Sampler
@@ -22,7 +22,7 @@ class EngineParts:
     """Each part owns its own facts."""
 
     scheduler: Scheduler
-    kv: KvCacheManager
+    kv: KvCache
     packer: Packer
     runner: ModelRunner
     sampler: Sampler

@@ -18,7 +18,7 @@ from inflight.batch.plan import ScheduledBatch
 from inflight.engine.book import RequestBook
 from inflight.engine.iteration import SettledIteration
 from inflight.engine.memory import resident_bytes
-from inflight.kv_cache.manager import KvCacheManager
+from inflight.kv_cache.pools import KvCache
 
 _MEMORY_PERIOD_SECONDS = 1.0
 
@@ -54,7 +54,7 @@ class StatsRecorder:
         self,
         settled: SettledIteration,
         book: RequestBook,
-        kv: KvCacheManager,
+        kv: KvCache,
         kv_cache_stats: KvCacheStats,
     ) -> None:
         """One iteration. Requests and blocks are counted as they stand now, when the next one has
@@ -127,9 +127,7 @@ def _batching(plan: ScheduledBatch, config: ExecutorConfig) -> InflightBatchingS
     )
 
 
-def _requests(
-    plan: ScheduledBatch, book: RequestBook, kv: KvCacheManager
-) -> RequestStatsPerIteration:
+def _requests(plan: ScheduledBatch, book: RequestBook, kv: KvCache) -> RequestStatsPerIteration:
     scheduled = {chunk.request.request_id for chunk in plan.chunks}
     paused = {request.request_id for request in plan.paused}
     stats = []

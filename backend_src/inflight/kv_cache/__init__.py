@@ -4,6 +4,7 @@ from inflight.kv_cache.extent import KvExtent
 from inflight.kv_cache.identity import PrefixIdentity
 from inflight.kv_cache.manager import KvCacheManager
 from inflight.kv_cache.observer import NO_OBSERVERS, BlockObserver, CacheObservers, ObservedBlock
+from inflight.kv_cache.pools import KvCache, KvCachePools, make_kv_cache
 from inflight.kv_cache.reservation import BlockCopies
 from inflight.kv_cache.retention import BlockRetention
 from inflight.kv_cache.sequence import RequestCounts
@@ -14,9 +15,12 @@ __all__ = [
     "BlockObserver",
     "BlockRetention",
     "CacheObservers",
+    "KvCache",
     "KvCacheManager",
+    "KvCachePools",
     "KvExtent",
     "ObservedBlock",
     "PrefixIdentity",
     "RequestCounts",
+    "make_kv_cache",
 ]

@@ -5,26 +5,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 
+from inflight.api.kv_pools import first_block_seen
 from inflight.kv_cache.block import Block
 from inflight.kv_cache.pool import BlockPool
+from inflight.kv_cache.prefix import Prefixes
 from inflight.kv_cache.radix_tree import Node, RadixTree, Root
 from inflight.kv_cache.sequence import KvSequence
 
 
 def find_faults(
-    pool: BlockPool, tree: RadixTree, sequences: Collection[KvSequence]
+    pool: BlockPool,
+    tree: RadixTree,
+    prefixes: Prefixes,
+    sequences: Collection[KvSequence],
+    window: int | None,
 ) -> Iterator[str]:
-    """One line for each thing that is wrong; reads only."""
+    """One line for each thing that is wrong; reads only. ``window``: of the pool."""
     yield from _reference_faults(pool, sequences)
     yield from _free_faults(pool)
     yield from _tree_faults(pool, tree)
     yield from _sharing_faults(sequences)
     for sequence in sequences:
-        yield from _sequence_faults(sequence, tree)
+        yield from _sequence_faults(sequence)
+        yield from _passed_faults(sequence, window)
+        yield from _path_faults(sequence, prefixes)
 
 
 def _reference_faults(pool: BlockPool, sequences: Collection[KvSequence]) -> Iterator[str]:
-    holders = Counter(block for sequence in sequences for block in sequence.blocks)
+    holders = Counter(block for sequence in sequences for block in sequence.held_blocks)
     holders.update(s.copy_source for s in sequences if s.copy_source is not None)
     for index, block in enumerate(pool.blocks):
         if block.block_id != index:
@@ -112,7 +120,7 @@ def _sharing_faults(sequences: Collection[KvSequence]) -> Iterator[str]:
     """A block has one place in all tables, and only written blocks are shared."""
     places: dict[Block, int] = {}
     for sequence in sequences:
-        for index, block in enumerate(sequence.blocks):
+        for index, block in enumerate(sequence.held_blocks, sequence.num_passed):
             if places.setdefault(block, index) != index:
                 yield f"block {block.block_id} has two places in the tables"
             is_written = index * sequence.tokens_per_block < sequence.history_length
@@ -120,12 +128,12 @@ def _sharing_faults(sequences: Collection[KvSequence]) -> Iterator[str]:
                 yield f"request {sequence.request_id}: block {block.block_id} is shared, unwritten"
 
 
-def _sequence_faults(sequence: KvSequence, tree: RadixTree) -> Iterator[str]:
+def _sequence_faults(sequence: KvSequence) -> Iterator[str]:
     name = f"request {sequence.request_id}"
-    blocks = sequence.blocks
-    if sequence.table.tolist() != [block.block_id for block in blocks]:
+    held = sequence.held_blocks
+    if sequence.table.tolist() != [block.block_id for block in sequence.blocks]:
         yield f"{name}: the table differs from the blocks held"
-    if len(set(blocks)) != len(blocks):
+    if len(set(held)) != len(held):
         yield f"{name}: a block is twice in the table"
     if not sequence.num_committed_tokens <= sequence.history_length <= sequence.capacity:
         yield (
@@ -134,22 +142,35 @@ def _sequence_faults(sequence: KvSequence, tree: RadixTree) -> Iterator[str]:
         )
     if sequence.copy_source is not None and not sequence.has_pending_copy:
         yield f"{name}: the source of a copy is held, and no copy is due"
-    for block in blocks[sequence.num_committed_blocks :]:
+    for block in held[max(sequence.num_committed_blocks - sequence.num_passed, 0) :]:
         # Of a block that a fork shares the other holder may have committed it.
         if block.node is not None and block.ref_count == 1:
             yield f"{name}: block {block.block_id} is not committed, yet known"
     if sequence.num_committed_blocks > len(sequence.known_keys):
         yield f"{name}: committed blocks without a key"
-    yield from _path_faults(sequence, tree, name)
 
 
-def _path_faults(sequence: KvSequence, tree: RadixTree, name: str) -> Iterator[str]:
-    """Whether the committed blocks are a path of the tree from the request's root."""
-    above: Node | Root = tree.root(sequence.root_digest)
-    committed = sequence.blocks[: sequence.num_committed_blocks]
-    for block, key in zip(committed, sequence.known_keys, strict=False):
-        node = block.node
-        if node is None or node.key != key or node.parent is not above:
-            yield f"{name}: block {block.block_id} has a wrong place in the tree"
+def _passed_faults(sequence: KvSequence, window: int | None) -> Iterator[str]:
+    """Exactly the blocks that the next token does not see have been given up."""
+    size = sequence.tokens_per_block
+    expected = first_block_seen(sequence.history_length, window, size)
+    if sequence.num_passed != expected or expected > sequence.num_blocks:
+        yield (
+            f"request {sequence.request_id}: {sequence.num_passed} of {sequence.num_blocks} blocks "
+            f"are given up, {expected} are out of its window"
+        )
+
+
+def _path_faults(sequence: KvSequence, prefixes: Prefixes) -> Iterator[str]:
+    """Whether the committed blocks are filed where the request's next lookup seeks them."""
+    end = min(sequence.num_committed_blocks, len(sequence.known_keys))
+    for index in range(sequence.num_passed, end):
+        node = sequence.blocks[index].node
+        if (
+            node is None
+            or node.key != sequence.known_keys[index]
+            or node.parent is not prefixes.parent(sequence, index)
+        ):
+            block_id = sequence.blocks[index].block_id
+            yield f"request {sequence.request_id}: block {block_id} has a wrong place in the tree"
             return
-        above = node

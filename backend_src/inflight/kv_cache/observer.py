@@ -23,15 +23,15 @@ class ObservedBlock(NamedTuple):
 
     @classmethod
     def of(cls, node: Node) -> ObservedBlock:
-        parent = node.parent
-        root: Node | Root = parent
+        root: Node | Root = node.parent
         while isinstance(root, Node):
             root = root.parent
+        parent_digest = node.parent.digest
         return cls(
             node.block.block_id,
             node.key,
-            parent.key.digest if isinstance(parent, Node) else None,
-            root.digest,
+            None if parent_digest == root.identity_digest else parent_digest,
+            root.identity_digest,
             node.block.retention,
         )
 

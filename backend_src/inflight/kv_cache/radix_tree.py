@@ -36,14 +36,22 @@ class Node:
         self.block = block
         self.copies: list[Block] = []
 
+    @property
+    def digest(self) -> bytes:
+        return self.key.digest
+
 
 class Root:
-    """Stands above the first blocks of all requests of one PrefixIdentity."""
+    """Stands above the first blocks of all requests of one PrefixIdentity; in a pool with a window,
+    where blocks come and go singly, above each block, for the block before it."""
 
-    __slots__ = ("digest", "children", "parts")
+    __slots__ = ("digest", "identity_digest", "children", "parts")
 
-    def __init__(self, digest: bytes) -> None:
+    def __init__(self, digest: bytes, identity_digest: bytes | None = None) -> None:
         self.digest = digest
+        """What the digests of its children are chained to."""
+        self.identity_digest = identity_digest or digest
+        """``PrefixIdentity.root_digest``."""
         self.children: dict[bytes, Node] = {}
         self.parts: list[Node] = []
 
@@ -62,10 +70,10 @@ class RadixTree:
         """By digest; only those with children."""
         self._full_size = tokens_per_block * BYTES_PER_TOKEN
 
-    def root(self, digest: bytes) -> Root:
-        """The root of an identity; where it has no block yet, a new one that the tree forgets
-        unless something is inserted."""
-        return self._roots.get(digest) or Root(digest)
+    def root(self, digest: bytes, identity_digest: bytes | None = None) -> Root:
+        """The root with this digest, an identity's unless ``identity_digest`` says whose it is;
+        where it has no block yet, a new one that the tree forgets unless something is inserted."""
+        return self._roots.get(digest) or Root(digest, identity_digest)
 
     def is_full(self, node: Node) -> bool:
         return len(node.key.token_ids) == self._full_size

@@ -13,6 +13,7 @@ from inflight.kv_cache.block import Block
 from inflight.kv_cache.extent import KvExtent
 from inflight.kv_cache.identity import token_bytes
 from inflight.kv_cache.pool import BlockPool
+from inflight.kv_cache.prefix import Prefixes, ReusablePrefix
 from inflight.kv_cache.radix_tree import Node, RadixTree, Root
 from inflight.kv_cache.sequence import KvSequence
 
@@ -24,6 +25,8 @@ class BlockCopies(NamedTuple):
     """int32[n]."""
     target_ids: npt.NDArray[np.int32]
     """int32[n], all different."""
+    further: Sequence[BlockCopies] = ()
+    """Those of the second pool and the ones after it, where there are several."""
 
 
 _NO_IDS = np.empty(0, dtype=np.int32)
@@ -39,7 +42,7 @@ class _Growth:
         self.sequence = sequence
         self.num_new = num_new
         """Blocks it takes from the free ones."""
-        self.prefix: Sequence[Node] = ()
+        self.prefix = ReusablePrefix(0, ())
         """Reused whole."""
         self.part: Node | None = None
         """Reused in part: its block is copied into the first new one, or taken over as it."""
@@ -59,11 +62,14 @@ class Reservation:
     nobody else holds takes the source itself over.
     """
 
-    def __init__(self, pool: BlockPool, tree: RadixTree, *, prefer_take_over: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, tree: RadixTree, prefixes: Prefixes, *, prefer_take_over: bool
+    ) -> None:
         """``prefer_take_over``: also where other blocks are left; only parts that can be taken over
         are reused then."""
         self._pool = pool
         self._tree = tree
+        self._prefixes = prefixes
         self._prefer_take_over = prefer_take_over
         self.num_reused = 0
         self.num_missed = 0
@@ -97,16 +103,17 @@ class Reservation:
         sequence, token_ids = growth.sequence, extent.token_ids
         num_whole, growth.part_tokens = divmod(extent.start, sequence.tokens_per_block)
         assert extent.start < extent.end
-        root = self._tree.root(sequence.root_digest)
-        growth.prefix = self._tree.match(root, sequence.keys(token_ids, 0, num_whole))
-        if len(growth.prefix) < num_whole:
+        growth.prefix = self._prefixes.find(sequence, token_ids, num_whole)
+        if growth.prefix.num_blocks < num_whole:
             raise OutOfBlocksError(
                 f"request {extent.request_id} was to reuse {num_whole} blocks, "
-                f"{len(growth.prefix)} are cached"
+                f"{growth.prefix.num_blocks} are cached"
             )
         growth.num_new -= num_whole
         if growth.part_tokens:
-            parent: Node | Root = growth.prefix[-1] if growth.prefix else root
+            parent: Node | Root = self._tree.root(sequence.root_digest)
+            if growth.prefix.nodes:
+                parent = growth.prefix.nodes[-1]
             tokens = token_bytes(token_ids[num_whole * sequence.tokens_per_block : extent.start])
             growth.part = self._tree.find_part(parent, tokens, only_unused=self._prefer_take_over)
             if growth.part is None:
@@ -122,7 +129,7 @@ class Reservation:
         revived = {
             node.block
             for growth in self._growths
-            for node in growth.prefix
+            for node in growth.prefix.nodes
             if node.block.ref_count == 0
         }
         if num_new + len(revived) > self._pool.num_free:
@@ -151,12 +158,16 @@ class Reservation:
         sequence = growth.sequence
         if sequence.num_blocks > 0:
             return
-        for index, node in enumerate(growth.prefix):
+        num_blocks, nodes = growth.prefix
+        num_passed = growth.prefix.num_passed
+        for index, node in enumerate(nodes, num_passed):
             self._pool.reference(node.block)
             node.block.retention = sequence.retention_of(index) or node.block.retention
-        sequence.attach([node.block for node in growth.prefix])
+        # Any id of the pool will do for blocks that nobody looks at.
+        passed = [self._pool.blocks[0]] * num_passed
+        sequence.attach([node.block for node in nodes], passed)
         sequence.history_length += growth.part_tokens
-        num_reused = len(growth.prefix) + (growth.part is not None)
+        num_reused = num_blocks + (growth.part is not None)
         num_missed = max(0, sequence.num_sought_blocks - num_reused)
         sequence.num_reused += num_reused
         sequence.num_missed += num_missed

@@ -57,6 +57,7 @@ class KvSequence:
         "copy_source",
         "has_pending_copy",
         "is_forked",
+        "num_passed",
         "_blocks",
         "_table",
         "_table_view",
@@ -70,7 +71,10 @@ class KvSequence:
         identity: PrefixIdentity,
         retention: BlockRetention | None,
         tokens_per_block: int,
+        keys: list[BlockKey] | None = None,
     ) -> None:
+        """``keys``: where keys of full blocks are kept. The sequences of one request in several
+        pools share it, so that each key is computed once."""
         self.request_id = request_id
         self.identity = identity
         self.retention = retention
@@ -85,11 +89,14 @@ class KvSequence:
         self.num_missed = 0
         self._set_table(np.empty(_FIRST_TABLE_SIZE, dtype=np.int32))
         self._root_digest = identity.root_digest()
-        self._keys: list[BlockKey] = []
+        self._keys: list[BlockKey] = [] if keys is None else keys
         self._hold_nothing()
 
     def _hold_nothing(self) -> None:
         self._blocks: list[Block] = []
+        self.num_passed = 0
+        """Blocks at the beginning that the window has passed: their places in the table are kept,
+        and what stands there is not held. 0 without a window."""
         self.history_length = 0
         self.num_committed_blocks = 0
         self.written_ids: npt.NDArray[np.int32] | None = None
@@ -102,11 +109,21 @@ class KvSequence:
 
     @property
     def blocks(self) -> Sequence[Block]:
+        """All places of the table, the passed ones included."""
         return self._blocks
 
     @property
+    def held_blocks(self) -> Sequence[Block]:
+        return self._blocks[self.num_passed :] if self.num_passed else self._blocks
+
+    @property
     def num_blocks(self) -> int:
+        """Places of the table; 0 unless the request is started."""
         return len(self._blocks)
+
+    @property
+    def num_held_blocks(self) -> int:
+        return len(self._blocks) - self.num_passed
 
     @property
     def num_committed_tokens(self) -> int:
@@ -118,7 +135,8 @@ class KvSequence:
 
     @property
     def table(self) -> npt.NDArray[np.int32]:
-        """Ids of the held blocks, int32[num_blocks]: a read-only view of the one table."""
+        """Block ids in the order of the tokens, int32[num_blocks]: a read-only view of the one
+        table. Those of passed blocks are ids of the pool, and somebody else's blocks."""
         return self._table_view[: len(self._blocks)]
 
     @property
@@ -163,13 +181,21 @@ class KvSequence:
         parent = self._keys[index - 1].digest if index else self._root_digest
         return block_key(parent, token_ids[start:end], self.identity.extra_bytes(start, end))
 
-    def attach(self, blocks: Sequence[Block]) -> None:
-        """Starts with whole reused blocks: their tokens are written and committed."""
+    def attach(self, blocks: Sequence[Block], passed: Sequence[Block] = ()) -> None:
+        """Starts with whole reused blocks: their tokens are written and committed. ``passed``: what
+        stands in the places before them, not held."""
         assert not self._blocks and self.history_length == 0
-        for block in blocks:
+        for block in (*passed, *blocks):
             self.append(block)
-        self.num_committed_blocks = len(blocks)
+        self.num_passed = len(passed)
+        self.num_committed_blocks = len(self._blocks)
         self.history_length = self.num_committed_tokens
+
+    def pass_blocks(self, end: int) -> Sequence[Block]:
+        """The window has passed the blocks before place ``end``: returns those held until now."""
+        passed = self._blocks[self.num_passed : end]
+        self.num_passed = max(self.num_passed, end)
+        return passed
 
     def append(self, block: Block) -> None:
         """Adds ``tokens_per_block`` slots at the end."""
@@ -192,6 +218,7 @@ class KvSequence:
         other = KvSequence(request_id, self.identity, self.retention, self.tokens_per_block)
         for block in self._blocks:
             other.append(block)
+        other.num_passed = self.num_passed
         other.is_forked = True
         other.history_length = self.history_length
         other.num_committed_blocks = self.num_committed_blocks
@@ -205,7 +232,7 @@ class KvSequence:
         self._table_view.flags.writeable = False
 
     def clear(self) -> list[Block]:
-        """Forgets its blocks and lengths, and returns the blocks; keys and counts are kept."""
-        blocks = self._blocks
+        """Forgets its blocks and lengths, and returns those it held; keys and counts are kept."""
+        blocks = list(self.held_blocks)
         self._hold_nothing()
         return blocks

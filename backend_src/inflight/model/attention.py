@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inflight.api.kv_pools import KvPool
 from inflight.model.runner import PackedInputs
 from inflight.native.kv_storage import bytes_per_head
 
@@ -66,9 +67,15 @@ class AttentionBackend(Protocol):
         ...
 
     def allocate(
-        self, layers: Sequence[KvLayer], *, num_blocks: int, tokens_per_block: int
+        self,
+        layers: Sequence[KvLayer],
+        *,
+        num_blocks: int,
+        tokens_per_block: int,
+        further_pools: Sequence[KvPool] = (),
     ) -> None:
-        """Makes the storage. Raises ConfigError when there is not enough memory for it."""
+        """Makes the storage; pools as in ``ModelRunner.allocate_kv_cache``. Raises ConfigError when
+        there is not enough memory for it."""
         ...
 
     def begin_iteration(self, inputs: PackedInputs) -> None:
@@ -83,14 +90,16 @@ class AttentionBackend(Protocol):
         query [T, num_query_heads, key_dim], key [T, num_kv_heads, key_dim], value [T, num_kv_heads,
         value_dim], where query head h reads KV head h // (num_query_heads / num_kv_heads). Returns
         [T, num_query_heads, value_dim] in the dtype of ``query``. Storage outside the rows'
-        sequences is never read into a result, whatever it holds (NaN included).
+        sequences is never read into a result, whatever it holds (NaN included), nor are blocks
+        before the sliding window of a sequence's first row.
         """
         ...
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
-        """Copies whole blocks in all layers, as if all sources were read before any write."""
+        """Copies whole blocks in all layers of a pool, as if all sources were read before any
+        write."""
         ...
 
     @property

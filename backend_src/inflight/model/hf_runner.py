@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from inflight.api.kv_pools import KvPool, group_layers
 from inflight.errors import ForwardError
 from inflight.model.attention import AttentionBackend
 from inflight.model.dtypes import DTYPES
@@ -29,17 +32,25 @@ class HfRunner:
             supported_tokens_per_block=backend.supported_tokens_per_block,
             dtype=next(name for name, dtype in DTYPES.items() if dtype is model.dtype),
             device=str(model.device),
+            layer_groups=group_layers(
+                model.windows, [backend.kv_bytes_per_token([layer]) for layer in model.layers]
+            ),
         )
 
     @property
     def spec(self) -> ModelSpec:
         return self._spec
 
-    def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
+    def allocate_kv_cache(
+        self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
+    ) -> None:
         assert not self._is_allocated
         self._spec.check_tokens_per_block(tokens_per_block, "this attention_backend")
         self.backend.allocate(
-            self._model.layers, num_blocks=num_blocks, tokens_per_block=tokens_per_block
+            self._model.layers,
+            num_blocks=num_blocks,
+            tokens_per_block=tokens_per_block,
+            further_pools=further_pools,
         )
         self._is_allocated = True
 
@@ -54,10 +65,10 @@ class HfRunner:
             ) from error
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
         assert self._is_allocated
-        self.backend.copy_blocks(source_ids, target_ids)
+        self.backend.copy_blocks(source_ids, target_ids, pool)
 
     @property
     def kv_block_format(self) -> str:

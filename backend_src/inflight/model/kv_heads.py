@@ -37,9 +37,9 @@ class KvHeads:
             self._scales.flatten(1, 2).index_copy_(1, slots, scales)
         self._elements.flatten(1, 2).index_copy_(1, slots, heads.to(self._elements.dtype))
 
-    def gather(self, group: RowGroup) -> Tensor:
-        """[num_kv_heads * S, L, dim] for the keys of a group, with zeros for those that its
-        sequences do not have: 0 times a NaN left by somebody else would be a NaN. fp32 from int8,
+    def gather(self, group: RowGroup, sliding_window: int | None) -> Tensor:
+        """[num_kv_heads * S, L, dim] for the keys of a group, with zeros for those that none of a
+        sequence's rows sees: 0 times a NaN left by somebody else would be a NaN. fp32 from int8,
         else as stored."""
         num_kv_heads, num_blocks, _, dim = self._elements.shape
         blocks = group.block_rows(num_kv_heads, num_blocks)
@@ -47,7 +47,7 @@ class KvHeads:
         if self._scales is not None:
             scales = self._scales.flatten(0, 1).index_select(0, blocks)
             gathered = gathered.float() * scales.unsqueeze(-1)
-        gathered.view(num_kv_heads, -1, dim).index_fill_(1, group.undefined_keys, 0.0)
+        gathered.view(num_kv_heads, -1, dim).index_fill_(1, group.unseen_keys(sliding_window), 0.0)
         return gathered.view(num_kv_heads * group.num_sequences, group.num_keys, dim)
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inflight.api.kv_pools import KvPool
 from inflight.model.attention import AttentionRules, KvLayer
 from inflight.model.runner import PackedInputs
 from inflight.native.attention import (
@@ -51,14 +52,19 @@ class NativeAttentionBackend:
 
     @property
     def storage(self) -> Tensor:
-        """The live tensor; its layout is the native attention's own."""
+        """The live tensor of the first pool; its layout is the native attention's own."""
         return self._native.storage
 
     def kv_bytes_per_token(self, layers: Sequence[KvLayer]) -> int:
         return sum(layer.bytes_per_token(self._dtype) for layer in layers)
 
     def allocate(
-        self, layers: Sequence[KvLayer], *, num_blocks: int, tokens_per_block: int
+        self,
+        layers: Sequence[KvLayer],
+        *,
+        num_blocks: int,
+        tokens_per_block: int,
+        further_pools: Sequence[KvPool] = (),
     ) -> None:
         assert self._attention is None
         self._attention = NativeAttention(
@@ -68,7 +74,7 @@ class NativeAttentionBackend:
             head_dim=layers[0].key_dim,
             dtype=self._dtype,
         )
-        self._attention.allocate(num_blocks, tokens_per_block)
+        self._attention.allocate(num_blocks, tokens_per_block, further_pools)
 
     def begin_iteration(self, inputs: PackedInputs) -> None:
         self._native.plan(inputs)
@@ -83,9 +89,9 @@ class NativeAttentionBackend:
         return out
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
-        self._native.copy_blocks(source_ids, target_ids)
+        self._native.copy_blocks(source_ids, target_ids, pool)
 
     @property
     def block_format(self) -> str:

@@ -8,7 +8,7 @@ carries, so any number of models live side by side.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -189,10 +189,10 @@ class PackedModel:
                 f"architecture {self.architecture} is not served: it cannot be driven packed: "
                 f"{one_line(error)}"
             ) from error
-        self.layers = tuple(layers)
-        self._check_layers(windows)
+        self.layers, self.windows = tuple(layers), tuple(windows)
+        self._check_layers(self.windows)
 
-    def _check_layers(self, windows: list[int | None]) -> None:
+    def _check_layers(self, windows: Sequence[int | None]) -> None:
         """``windows``: the sliding window that each layer asked for, None for full attention."""
         config = self._model.config
         num_layers = getattr(config, "num_hidden_layers", None)

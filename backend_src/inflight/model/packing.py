@@ -8,9 +8,57 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.batch import ScheduledBatch, ScheduledChunk
-from inflight.model.runner import PackedInputs
+from inflight.model.runner import PackedInputs, PoolRows
 
 Int32Array = npt.NDArray[np.int32]
+BlockTableOf = Callable[[int], Int32Array]
+"""Request id -> int32[n], the block ids of one pool that hold the request's tokens in order, those
+of this iteration included."""
+
+
+class _PoolBuffers:
+    """Block tables and slots of one pool."""
+
+    def __init__(
+        self,
+        max_num_tokens: int,
+        max_batch_size: int,
+        max_blocks_per_sequence: int,
+        tokens_per_block: int,
+    ) -> None:
+        self._tokens_per_block = tokens_per_block
+        self.slot_mapping = np.zeros(max_num_tokens, dtype=np.int64)
+        self.block_tables = np.zeros((max_batch_size, max_blocks_per_sequence), dtype=np.int32)
+
+    def copy_tables(self, plan: ScheduledBatch, block_table_of: BlockTableOf) -> int:
+        """Returns the width of the widest table; what lies behind a shorter one is stale."""
+        width = 0
+        for sequence, chunk in enumerate(plan.chunks):
+            table = block_table_of(chunk.request.request_id)
+            self.block_tables[sequence, : len(table)] = table
+            width = max(width, len(table))
+        return width
+
+    def fill_context(self, rows: slice, sequence: int, positions: npt.NDArray[np.int64]) -> None:
+        """The slots of rows of one sequence at these positions."""
+        blocks, offsets = np.divmod(positions, self._tokens_per_block)
+        slots = self.slot_mapping[rows]
+        np.multiply(self.block_tables[sequence, blocks], self._tokens_per_block, out=slots)
+        slots += offsets
+
+    def fill_generation(
+        self,
+        rows: slice,
+        sequences: slice,
+        numbers: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> None:
+        """The slots of one row of each sequence; ``numbers``: 0, 1, .. for each."""
+        blocks, offsets = np.divmod(positions, self._tokens_per_block)
+        tables = self.block_tables[sequences]
+        slots = self.slot_mapping[rows]
+        np.multiply(tables[numbers, blocks], self._tokens_per_block, out=slots)
+        slots += offsets
 
 
 class Packer:
@@ -23,14 +71,16 @@ class Packer:
         max_batch_size: int,
         max_blocks_per_sequence: int,
         tokens_per_block: int,
+        num_pools: int = 1,
     ) -> None:
-        self._tokens_per_block = tokens_per_block
+        self._pools = tuple(
+            _PoolBuffers(max_num_tokens, max_batch_size, max_blocks_per_sequence, tokens_per_block)
+            for _ in range(num_pools)
+        )
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._position_ids = np.zeros(max_num_tokens, dtype=np.int64)
-        self._slot_mapping = np.zeros(max_num_tokens, dtype=np.int64)
         self._cu_seqlens_q = np.zeros(max_batch_size + 1, dtype=np.int32)
         self._context_lens = np.zeros(max_batch_size, dtype=np.int32)
-        self._block_tables = np.zeros((max_batch_size, max_blocks_per_sequence), dtype=np.int32)
         self._logits_indices = np.zeros(max_batch_size, dtype=np.int64)
         longest = max(max_num_tokens, max_blocks_per_sequence * tokens_per_block)
         self._numbers = np.arange(longest + 1, dtype=np.int64)
@@ -39,19 +89,24 @@ class Packer:
     def pack(
         self,
         plan: ScheduledBatch,
-        block_table_of: Callable[[int], Int32Array],
+        block_table_of: BlockTableOf,
+        further_tables_of: Sequence[BlockTableOf] = (),
         *,
         need_logits: bool = True,
     ) -> PackedInputs:
         """The rows of ``plan`` in its packing order, the last ones those that sample; ``plan``
         computes at least one token.
 
-        ``block_table_of``: request id -> int32[n], the block ids that hold the request's tokens in
-        order, those of this iteration included. ``need_logits``: as in PackedInputs.
+        ``further_tables_of``: of the second pool and those after it. ``need_logits``: as in
+        PackedInputs.
         """
         assert not plan.is_empty
         num_contexts, num_sequences = len(plan.context), plan.num_chunks
-        width = self._copy_block_tables(plan, block_table_of)
+        tables_of = (block_table_of, *further_tables_of)
+        widths = [
+            pool.copy_tables(plan, table_of)
+            for pool, table_of in zip(self._pools, tables_of, strict=True)
+        ]
         num_context_tokens = 0
         for sequence, chunk in enumerate(plan.context):
             self._fill_context(sequence, num_context_tokens, chunk)
@@ -64,29 +119,26 @@ class Packer:
         ends = self._cu_seqlens_q[1 : num_sequences + 1]
         logits_indices = self._logits_indices[:num_sampling]
         np.subtract(ends[num_sequences - num_sampling :], 1, out=logits_indices)
+        first, *further = (
+            PoolRows(
+                slot_mapping=pool.slot_mapping[:num_tokens],
+                block_tables=pool.block_tables[:num_sequences, :width],
+            )
+            for pool, width in zip(self._pools, widths, strict=True)
+        )
         return PackedInputs(
             token_ids=self._token_ids[:num_tokens],
             position_ids=self._position_ids[:num_tokens],
-            slot_mapping=self._slot_mapping[:num_tokens],
+            slot_mapping=first.slot_mapping,
             cu_seqlens_q=self._cu_seqlens_q[: num_sequences + 1],
             context_lens=self._context_lens[:num_sequences],
-            block_tables=self._block_tables[:num_sequences, :width],
+            block_tables=first.block_tables,
             logits_indices=logits_indices,
             num_context_sequences=num_contexts,
             num_context_tokens=num_context_tokens,
             need_logits=need_logits,
+            further_pools=tuple(further),
         )
-
-    def _copy_block_tables(
-        self, plan: ScheduledBatch, block_table_of: Callable[[int], Int32Array]
-    ) -> int:
-        """Returns the width of the widest table; what lies behind a shorter one is stale."""
-        width = 0
-        for sequence, chunk in enumerate(plan.chunks):
-            table = block_table_of(chunk.request.request_id)
-            self._block_tables[sequence, : len(table)] = table
-            width = max(width, len(table))
-        return width
 
     def _fill_context(self, sequence: int, row: int, chunk: ScheduledChunk) -> None:
         """The rows of one context chunk, from ``row`` on."""
@@ -96,10 +148,8 @@ class Packer:
         self._position_ids[rows] = positions
         self._cu_seqlens_q[sequence + 1] = rows.stop
         self._context_lens[sequence] = chunk.end
-        blocks, offsets = np.divmod(positions, self._tokens_per_block)
-        slots = self._slot_mapping[rows]
-        np.multiply(self._block_tables[sequence, blocks], self._tokens_per_block, out=slots)
-        slots += offsets
+        for pool in self._pools:
+            pool.fill_context(rows, sequence, positions)
 
     def _fill_generation(
         self, generation: Sequence[ScheduledChunk], first_sequence: int, first_row: int
@@ -115,8 +165,5 @@ class Packer:
             first_row + 1 : rows.stop + 1
         ]
         self._context_lens[sequences] = positions + 1
-        blocks, offsets = np.divmod(positions, self._tokens_per_block)
-        tables = self._block_tables[sequences]
-        slots = self._slot_mapping[rows]
-        np.multiply(tables[self._numbers[:count], blocks], self._tokens_per_block, out=slots)
-        slots += offsets
+        for pool in self._pools:
+            pool.fill_generation(rows, sequences, self._numbers[:count], positions)

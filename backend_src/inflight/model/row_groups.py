@@ -35,11 +35,13 @@ class RowGroup:
         "num_sequences",
         "num_rows",
         "num_keys",
-        "undefined_keys",
         "_block_ids",
+        "_first_positions",
+        "_last_positions",
         "_positions",
         "_hidden",
         "_block_rows",
+        "_unseen",
     )
 
     def __init__(
@@ -58,16 +60,15 @@ class RowGroup:
         last = positions[:, -1]
         width = int(last.max()) // tokens_per_block + 1
         needed = np.arange(width) * tokens_per_block <= last[:, None]
-        keys = np.arange(width * tokens_per_block)
         self.num_sequences, self.num_rows = positions.shape
-        self.num_keys = len(keys)
+        self.num_keys = width * tokens_per_block
         self.rows = torch.from_numpy(rows).to(device)
-        self.undefined_keys = torch.from_numpy(np.flatnonzero(keys > last[:, None])).to(device)
-        """int64, indices in [0, S * L) of keys past their sequence's last row."""
+        self._first_positions, self._last_positions = positions[:, :1], positions[:, -1:]
         block_ids = np.where(needed, block_tables[:, :width], 0).astype(np.int64)
         self._block_ids = torch.from_numpy(block_ids.ravel()).to(device)
         self._positions = torch.from_numpy(positions).to(device)
         self._hidden: dict[int | None, Tensor] = {}
+        self._unseen: dict[int | None, Tensor] = {}
         self._block_rows: dict[tuple[int, int], Tensor] = {}
 
     def hidden(self, sliding_window: int | None) -> Tensor:
@@ -80,6 +81,18 @@ class RowGroup:
                 hidden |= keys <= positions - sliding_window
             self._hidden[sliding_window] = hidden
         return self._hidden[sliding_window]
+
+    def unseen_keys(self, sliding_window: int | None) -> Tensor:
+        """int64, indices in [0, S * L) of keys that no row of their sequence sees: those past its
+        last row, and those before the window of its first."""
+        if sliding_window not in self._unseen:
+            keys = np.arange(self.num_keys)
+            unseen = keys > self._last_positions
+            if sliding_window is not None:
+                unseen |= keys <= self._first_positions - sliding_window
+            indices = torch.from_numpy(np.flatnonzero(unseen))
+            self._unseen[sliding_window] = indices.to(self._positions.device)
+        return self._unseen[sliding_window]
 
     def block_rows(self, num_heads: int, num_blocks: int) -> Tensor:
         """int64[num_heads * S * B]: rows of the blocks in storage [num_heads * num_blocks, ...]."""

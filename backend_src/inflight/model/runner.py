@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from inflight.api.kv_pools import KvGroup, KvPool
 from inflight.errors import ConfigError
 
 
@@ -27,6 +29,9 @@ class ModelSpec:
     dtype: str
     """"fp32", "bf16" or "fp16"."""
     device: str
+    layer_groups: tuple[KvGroup, ...] = ()
+    """The layers by sliding window, those without one first, then the shortest window first; ():
+    no layer has a window. Their bytes add up to ``kv_bytes_per_token``."""
 
     def check_tokens_per_block(self, tokens_per_block: int, taken_by: str) -> None:
         """Raises ConfigError for a block size that is not supported; ``taken_by`` names what would
@@ -37,6 +42,15 @@ class ModelSpec:
                 f"tokens_per_block: {tokens_per_block} must be one of "
                 f"{', '.join(map(str, supported))} for {taken_by}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRows:
+    """Where the KV of an iteration's rows lies in one pool. The fields of PackedInputs have the
+    first pool's."""
+
+    slot_mapping: npt.NDArray[np.int64]
+    block_tables: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +71,8 @@ class PackedInputs:
     context_lens: npt.NDArray[np.int32]
     """int32[S], tokens of each sequence that are in the KV cache after this iteration."""
     block_tables: npt.NDArray[np.int32]
-    """int32[S, B]; entries past ceil(context_len / tokens_per_block) are undefined."""
+    """int32[S, B]; entries past ceil(context_len / tokens_per_block) are undefined. Those before
+    the sliding window of a sequence's first row are ids of the pool, of anybody's blocks."""
     logits_indices: npt.NDArray[np.int64]
     """int64[R], ascending rows in [0, T) whose logits are wanted."""
     num_context_sequences: int
@@ -65,6 +80,20 @@ class PackedInputs:
     num_context_tokens: int
     need_logits: bool = True
     """False: of each of the R rows only the id of its largest logit is wanted."""
+    further_pools: tuple[PoolRows, ...] = ()
+    """Of the second pool and those after it, where layers are spread over several."""
+
+    def of_pool(self, pool: int) -> PackedInputs:
+        """The same rows with the slots and tables of pool ``pool``, counted from 0."""
+        if pool == 0:
+            return self
+        rows = self.further_pools[pool - 1]
+        return replace(
+            self,
+            slot_mapping=rows.slot_mapping,
+            block_tables=rows.block_tables,
+            further_pools=(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +114,14 @@ class ModelRunner(Protocol):
     @property
     def spec(self) -> ModelSpec: ...
 
-    def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
-        """Makes the KV storage (once). Raises ConfigError for a block size it does not take."""
+    def allocate_kv_cache(
+        self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
+    ) -> None:
+        """Makes the KV storage (once). Raises ConfigError for a block size it does not take.
+
+        ``num_blocks``: of the first pool, which has all layers that are in none of
+        ``further_pools``.
+        """
         ...
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
@@ -94,9 +129,9 @@ class ModelRunner(Protocol):
         ...
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
-        """Copies whole KV blocks (copy-on-write), all layers."""
+        """Copies whole KV blocks (copy-on-write) of a pool, all its layers."""
         ...
 
     @property
@@ -107,7 +142,7 @@ class ModelRunner(Protocol):
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         """The KV of blocks (int32[n]), all layers: uint8[n, tokens_per_block * kv_bytes_per_token],
-        a copy. Not during a forward."""
+        a copy. Not during a forward; this and the next only where there is one pool."""
         ...
 
     def write_blocks(

@@ -9,8 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inflight.api.kv_pools import KvPool
 from inflight.model.attention import AttentionRules, KvLayer
 from inflight.model.kv_heads import KvHeads
+from inflight.model.layer_groups import pool_of_layers
 from inflight.model.row_groups import RowGroup, group_rows
 from inflight.model.runner import PackedInputs
 from inflight.native.kv_storage import no_memory, read_blocks, write_blocks
@@ -30,8 +32,11 @@ class TorchAttention:
         self._device = device
         self._tokens_per_block = 0
         self._layers: list[tuple[KvHeads, KvHeads]] = []
-        self._slots = torch.empty(0, dtype=torch.int64)
-        self._groups: list[RowGroup] = []
+        self._pool_of: list[int] = []
+        """Of each layer."""
+        self._num_pools = 1
+        self._rows: list[tuple[Tensor, list[RowGroup]]] = []
+        """Of each pool, the slots of the iteration's rows and their groups."""
 
     @property
     def storage(self) -> Sequence[tuple[Tensor, ...]]:
@@ -42,17 +47,27 @@ class TorchAttention:
         return sum(layer.bytes_per_token(self._dtype) for layer in layers)
 
     def allocate(
-        self, layers: Sequence[KvLayer], *, num_blocks: int, tokens_per_block: int
+        self,
+        layers: Sequence[KvLayer],
+        *,
+        num_blocks: int,
+        tokens_per_block: int,
+        further_pools: Sequence[KvPool] = (),
     ) -> None:
         assert not self._layers
+        self._pool_of = pool_of_layers(len(layers), further_pools)
+        self._num_pools = 1 + len(further_pools)
+        num_blocks_of = [num_blocks, *(pool.num_blocks for pool in further_pools)]
 
-        def heads(layer: KvLayer, dim: int) -> KvHeads:
-            shape = (layer.num_kv_heads, num_blocks, tokens_per_block, dim)
+        def heads(number: int, dim: int) -> KvHeads:
+            blocks = num_blocks_of[self._pool_of[number]]
+            shape = (layers[number].num_kv_heads, blocks, tokens_per_block, dim)
             return KvHeads(shape, self._dtype, self._device)
 
         try:
             self._layers = [
-                (heads(layer, layer.key_dim), heads(layer, layer.value_dim)) for layer in layers
+                (heads(number, layer.key_dim), heads(number, layer.value_dim))
+                for number, layer in enumerate(layers)
             ]
         except (RuntimeError, MemoryError):
             per_token = self.kv_bytes_per_token(layers)
@@ -60,30 +75,36 @@ class TorchAttention:
         self._tokens_per_block = tokens_per_block
 
     def begin_iteration(self, inputs: PackedInputs) -> None:
-        self._slots = torch.from_numpy(inputs.slot_mapping).to(self._device)
-        self._groups = group_rows(inputs, self._tokens_per_block, self._device)
+        self._rows = [self._rows_in(inputs.of_pool(pool)) for pool in range(self._num_pools)]
+
+    def _rows_in(self, inputs: PackedInputs) -> tuple[Tensor, list[RowGroup]]:
+        slots = torch.from_numpy(inputs.slot_mapping).to(self._device)
+        return slots, group_rows(inputs, self._tokens_per_block, self._device)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules
     ) -> Tensor:
         keys, values = self._layers[layer]
-        keys.write(self._slots, key)
-        values.write(self._slots, value)
+        slots, groups = self._rows[self._pool_of[layer]]
+        keys.write(slots, key)
+        values.write(slots, value)
         output = query.new_empty((*query.shape[:2], value.shape[-1]))
-        for group in self._groups:
-            attended = _attend_group(
-                group, query[group.rows], keys.gather(group), values.gather(group), rules
-            )
+        window = rules.sliding_window
+        for group in groups:
+            seen = keys.gather(group, window), values.gather(group, window)
+            attended = _attend_group(group, query[group.rows], *seen, rules)
             output[group.rows] = attended.to(output.dtype)
         return output
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
         source = torch.from_numpy(source_ids.astype(np.int64)).to(self._device)
         target = torch.from_numpy(target_ids.astype(np.int64)).to(self._device)
-        for heads in (heads for pair in self._layers for heads in pair):
-            heads.copy_blocks(source, target)
+        for pair, its_pool in zip(self._layers, self._pool_of, strict=True):
+            if its_pool == pool:
+                for heads in pair:
+                    heads.copy_blocks(source, target)
 
     @property
     def block_format(self) -> str:

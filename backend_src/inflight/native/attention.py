@@ -7,24 +7,17 @@ become weights is said in ``model/attention.py``: the two agree.
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inflight.native.kv_storage import (
-    KV_KINDS,
-    bytes_per_head,
-    no_memory,
-    read_blocks,
-    untouched_memory,
-    write_blocks,
-)
+from inflight.native.attention_pool import AttentionPool, LayerPool, PackedRows
+from inflight.native.kv_storage import KV_KINDS, bytes_per_head, read_blocks, write_blocks
 from inflight.native.library import Int, NativeLibrary, Pointer
 
 SUPPORTED_TOKENS_PER_BLOCK = (16, 32, 64, 128)
@@ -36,25 +29,8 @@ BLOCK_LAYOUT = 1
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 
 # The parameters of the C functions in src/attention.cpp.
-_PLAN = ("inflight_attention_plan", Pointer, Int, Int, Pointer, Pointer, Pointer, Int, Pointer,
-         Pointer)  # fmt: skip
 _ATTEND = ("inflight_attention_attend", Pointer, Pointer, Pointer, Int, Pointer, Pointer, Int)
 _ATTEND_HEADS = ("inflight_attention_attend_heads", *_ATTEND[1:])
-
-
-class PackedRows(Protocol):
-    """The arrays of ``model.runner.PackedInputs`` that attention needs, as described there."""
-
-    @property
-    def position_ids(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def slot_mapping(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def cu_seqlens_q(self) -> npt.NDArray[np.int32]: ...
-    @property
-    def context_lens(self) -> npt.NDArray[np.int32]: ...
-    @property
-    def block_tables(self) -> npt.NDArray[np.int32]: ...
 
 
 class _CRules(ctypes.Structure):
@@ -178,20 +154,19 @@ class NativeAttention:
         self._shape = (num_layers, num_kv_heads, head_dim)
         self._dtype = dtype
         self._library = library
-        self._plan = library.function(*_PLAN)
         self._attend = library.function(*_ATTEND)
         self._attend_heads = library.function(*_ATTEND_HEADS)
-        self._handle: int | None = None
-        self._storage = torch.empty(0, dtype=dtype)
-        self._storage_address = self._layer_bytes = self._longest = self._num_tokens = 0
-        self._planned: tuple[npt.NDArray[Any], ...] = ()
+        self._pools: list[AttentionPool] = []
+        self._layers: list[tuple[int, int]] = []
+        """Of each layer, the handle of its pool and the address of its storage."""
+        self._longest = self._num_tokens = 0
         self._heads = (_CHeads * 3)()
 
     @property
     def storage(self) -> Tensor:
         """[num_layers, num_blocks, elements of a block], the live tensor; the elements of int8 are
-        bytes, and scales lie among them."""
-        return self._storage
+        bytes, and scales lie among them. Of the first pool, and its layers."""
+        return self._pools[0].storage
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -205,52 +180,39 @@ class NativeAttention:
         all instruction sets."""
         return f"native {BLOCK_LAYOUT} {self._dtype}"
 
-    def allocate(self, num_blocks: int, tokens_per_block: int) -> None:
+    def allocate(
+        self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[LayerPool] = ()
+    ) -> None:
         """Makes the storage, of zeros that take memory only when they are written.
 
-        ``tokens_per_block``: one of SUPPORTED_TOKENS_PER_BLOCK. Raises ConfigError when there is no
-        room for it.
+        ``num_blocks``: of the first pool, that of all layers which are in none of
+        ``further_pools``. ``tokens_per_block``: one of SUPPORTED_TOKENS_PER_BLOCK. Raises
+        ConfigError when there is no room for it.
         """
-        assert self._handle is None and tokens_per_block in SUPPORTED_TOKENS_PER_BLOCK
+        assert not self._pools and tokens_per_block in SUPPORTED_TOKENS_PER_BLOCK
         num_layers, num_kv_heads, head_dim = self._shape
-        per_token = self.kv_bytes_per_token // num_layers
-        block = tokens_per_block * per_token // self._dtype.itemsize
-        try:
-            self._storage = untouched_memory((num_layers, num_blocks, block), self._dtype)
-        except MemoryError:
-            raise no_memory(num_blocks, tokens_per_block, self.kv_bytes_per_token) from None
-        self._storage_address = self._storage.data_ptr()
-        self._layer_bytes = num_blocks * tokens_per_block * per_token
-        make = self._library.function("inflight_attention_new", *[Int] * 4, result=Pointer)
-        free = self._library.function("inflight_attention_free", Pointer)
-        self._handle = make(num_kv_heads, head_dim, tokens_per_block, KV_KINDS[self._dtype])
-        weakref.finalize(self, free, self._handle)
+        placed = {layer for pool in further_pools for layer in pool.layers}
+        first = [layer for layer in range(num_layers) if layer not in placed]
+        further = [(pool.layers, pool.num_blocks) for pool in further_pools]
+        self._layers = [(0, 0)] * num_layers
+        for layers, blocks in [(first, num_blocks), *further]:
+            pool = AttentionPool(
+                self._library,
+                (len(layers), num_kv_heads, head_dim),
+                self._dtype,
+                num_blocks=blocks,
+                tokens_per_block=tokens_per_block,
+            )
+            for number, layer in enumerate(layers):
+                self._layers[layer] = (pool.handle, pool.address_of(number))
+            self._pools.append(pool)
 
     def plan(self, rows: PackedRows) -> None:
         """Takes the rows of an iteration, whose arrays stay unchanged until the next plan."""
-        tables = rows.block_tables
-        assert tables.strides[1] == tables.itemsize
-        self._planned = (
-            np.ascontiguousarray(rows.cu_seqlens_q, dtype=np.int32),
-            np.ascontiguousarray(rows.context_lens, dtype=np.int32),
-            tables,
-            np.ascontiguousarray(rows.position_ids, dtype=np.int64),
-            np.ascontiguousarray(rows.slot_mapping, dtype=np.int64),
-        )
-        starts, lengths, _, positions, slots = self._planned
-        self._num_tokens = len(positions)
-        self._longest = int(lengths.max())
-        self._plan(
-            self._handle,
-            len(lengths),
-            len(positions),
-            starts.ctypes.data,
-            lengths.ctypes.data,
-            tables.ctypes.data,
-            tables.strides[0] // tables.itemsize,
-            positions.ctypes.data,
-            slots.ctypes.data,
-        )
+        self._num_tokens = len(rows.position_ids)
+        self._longest = int(rows.context_lens.max())
+        for number, pool in enumerate(self._pools):
+            pool.plan(rows.of_pool(number))
 
     def attend(self, layer: int, rules: LayerRules, qkv: Tensor, out: Tensor) -> None:
         """One layer on the fused projection, contiguous [T, (num_heads + 2 * num_kv_heads) *
@@ -277,22 +239,26 @@ class NativeAttention:
         self._call(self._attend_heads, layer, rules, heads_address, query.dtype, out)
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
-        """Copies whole blocks in all layers, as if all sources were read before any write."""
+        """Copies whole blocks in all layers of a pool, as if all sources were read before any
+        write."""
         source = torch.from_numpy(source_ids.astype(np.int64))
         target = torch.from_numpy(target_ids.astype(np.int64))
-        self._storage.index_copy_(1, target, self._storage.index_select(1, source))
+        storage = self._pools[pool].storage
+        storage.index_copy_(1, target, storage.index_select(1, source))
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """uint8[n, bytes of a block], all layers."""
-        return read_blocks((self._storage,), block_ids)
+        """uint8[n, bytes of a block], all layers, which share one pool."""
+        assert len(self._pools) == 1
+        return read_blocks((self.storage,), block_ids)
 
     def write_blocks(
         self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
     ) -> None:
         """What ``read_blocks`` gave, into other blocks."""
-        write_blocks((self._storage,), block_ids, contents)
+        assert len(self._pools) == 1
+        write_blocks((self.storage,), block_ids, contents)
 
     def _call(
         self,
@@ -308,12 +274,13 @@ class NativeAttention:
         assert dtype in ACTIVATION_DTYPES and out.dtype in ACTIVATION_DTYPES and out.is_contiguous()
         assert out.numel() == self._num_tokens * rules.num_heads * head_dim
         assert rules.max_positions is None or self._longest <= rules.max_positions
+        handle, storage_address = self._layers[layer]
         function(
-            self._handle,
+            handle,
             rules.address,
             inputs,
             dtype is torch.bfloat16,
-            self._storage_address + layer * self._layer_bytes,
+            storage_address,
             out.data_ptr(),
             out.dtype is torch.bfloat16,
         )

@@ -1,20 +1,22 @@
 """Stage 1, capacity: which requests may hold KV blocks in this iteration, and who is paused.
 
 A policy reads the requests and the KV cache's counts, and changes neither. It keeps its books in
-blocks, starting from the blocks that are free now:
+blocks of each pool, and a request fits where it fits into all of them. They start from the blocks
+that are free now:
 
 - A started request's blocks are held, so only what it needs beyond them is charged.
 - A queued request is charged all its blocks but those it would share with a started request
   (``PrefixMatch.num_referenced_blocks``). Its other reusable blocks count as free, so taking them
   costs as much as taking empty ones.
+- Where the layers of a pool have a sliding window, a request is charged the most that it holds at
+  once, and nothing is credited: what it shares now it will have to hold by itself later.
 - Two queued requests that share a prefix are both charged for it. The books thus err only by
   counting too few blocks as free; what a plan admits, ``reserve`` can serve.
 - A queued request that fits, but whose first block that is not in the cache is just what a context
   before it computes next, is *deferred*: it is charged like an admitted one, so that nobody behind
   it takes its place, and starts an iteration later with that block reused.
 
-A request whose ``max_total_tokens`` exceed the pool is refused when it is enqueued; the policies
-rely on that.
+A request that would not fit alone is refused when it is enqueued; the policies rely on that.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from typing import NamedTuple, Protocol
 
 from inflight.api.kv import PrefixMatch
 from inflight.batch import LlmRequest, RequestState
-from inflight.scheduler.ports import KvCapacity
+from inflight.scheduler.ports import KvCapacity, PoolCapacity
+from inflight.scheduler.room import Room
 from inflight.scheduler.waiting_queue import rank_key
 
 LEAST_HORIZON = 32
@@ -80,13 +83,14 @@ def blocks_for(num_tokens: int, tokens_per_block: int) -> int:
 class GuaranteedNoEvict:
     """Admits a request only if everybody can then run to completion; never pauses.
 
-    Every started request keeps the right to ceil(max_total_tokens / tokens_per_block) blocks. The
-    queue is served strictly in order: the first request that does not fit holds back all behind it,
-    so that small requests cannot starve a large one.
+    Every started request keeps the right to all blocks that it will hold at once until it has
+    ``max_total_tokens``. The queue is served strictly in order: the first request that does not fit
+    holds back all behind it, so that small requests cannot starve a large one.
     """
 
-    def __init__(self, max_batch_size: int) -> None:
+    def __init__(self, max_batch_size: int, max_num_tokens: int) -> None:
         self._max_batch_size = max_batch_size
+        self._max_num_tokens = max_num_tokens
 
     def schedule(
         self, started: Sequence[LlmRequest], waiting: Iterable[LlmRequest], kv: KvCapacity
@@ -94,18 +98,13 @@ class GuaranteedNoEvict:
         candidates = _candidates(waiting, self._max_batch_size - len(started))
         if not candidates:
             return CapacityPlan(started)
-        tokens_per_block = kv.tokens_per_block
-        free = kv.num_free_blocks - sum(
-            blocks_for(request.max_total_tokens, tokens_per_block)
-            - kv.num_held_blocks(request.request_id)
-            for request in started
-        )
+        chunk = self._max_num_tokens
+        ends = [(r.max_total_tokens, _largest_chunk(r, chunk)) for r in started]
+        room = Room(started, ends, kv.pools)
         entrants = _Entrants(started, kv)
         for request in candidates:
-            total = blocks_for(request.max_total_tokens, tokens_per_block)
             match = kv.match_prefix(request.request_id, request.token_ids)
-            free -= total - match.num_referenced_blocks
-            if free < 0:
+            if room.after(request.max_total_tokens, chunk, match) < 0:
                 break
             entrants.add(request, match)
         return CapacityPlan(started, entrants.admitted, entrants.deferred)
@@ -119,8 +118,8 @@ class StaticBatch:
     to start; the policy remembers which of the chosen requests still wait, its only state.
     """
 
-    def __init__(self, max_batch_size: int) -> None:
-        self._no_evict = GuaranteedNoEvict(max_batch_size)
+    def __init__(self, max_batch_size: int, max_num_tokens: int) -> None:
+        self._no_evict = GuaranteedNoEvict(max_batch_size, max_num_tokens)
         self._joining: frozenset[int] = frozenset()
 
     def schedule(
@@ -160,31 +159,35 @@ class MaxUtilization:
     def schedule(
         self, started: Sequence[LlmRequest], waiting: Iterable[LlmRequest], kv: KvCapacity
     ) -> CapacityPlan:
-        needs = self._step_needs(started, kv)
-        num_missing = sum(needs) - kv.num_free_blocks
-        if num_missing > 0:
-            num_kept, _ = _num_kept(started, needs, 1, num_missing, kv)
+        needs = [self._step_needs(started, pool, kv.tokens_per_block) for pool in kv.pools]
+        missing = [
+            sum(of_pool) - pool.num_free_blocks
+            for of_pool, pool in zip(needs, kv.pools, strict=True)
+        ]
+        if max(missing) > 0:
+            num_kept, _ = _num_kept(started, needs, 1, missing, kv.pools)
             return CapacityPlan(started[:num_kept], paused=started[num_kept:])
         candidates = _candidates(waiting, self._max_batch_size - len(started))
         if not candidates:
             return CapacityPlan(started)
-        claims = [_claim(r, kv.num_held_blocks(r.request_id), kv) for r in started]
-        free = kv.num_free_blocks - sum(claims)
+        ends = [(_horizon(r), _largest_chunk(r, self._max_num_tokens)) for r in started]
+        room = Room(started, ends, kv.pools)
         entrants = _Entrants(started, kv)
         for request in candidates:
             match = kv.match_prefix(request.request_id, request.token_ids)
-            free -= _claim(request, match.num_referenced_blocks, kv)
-            if free < 0:
+            if room.after(_horizon(request), self._max_num_tokens, match) < 0:
                 if request is candidates[0] and not request.num_pauses:
-                    return _make_room(request, -free, started, claims, kv)
+                    return _make_room(request, room, started, kv.pools)
                 break
             entrants.add(request, match)
         return CapacityPlan(started, entrants.admitted, entrants.deferred)
 
-    def _step_needs(self, started: Sequence[LlmRequest], kv: KvCapacity) -> list[int]:
+    def _step_needs(
+        self, started: Sequence[LlmRequest], pool: PoolCapacity, tokens_per_block: int
+    ) -> list[int]:
         """Blocks that the next step of each started request takes from the free ones."""
         # The rule for contexts holds for generations too; most are generations, and + 1 is faster.
-        tokens_per_block, limit = kv.tokens_per_block, self._max_num_tokens
+        limit, num_table_blocks = self._max_num_tokens, pool.num_table_blocks
         generation = RequestState.GENERATION_IN_PROGRESS
         return [
             blocks_for(
@@ -193,16 +196,20 @@ class MaxUtilization:
                 else min(r.num_tokens, r.context_position + limit),
                 tokens_per_block,
             )
-            - kv.num_held_blocks(r.request_id)
+            - num_table_blocks(r.request_id)
             for r in started
         ]
 
 
-def _claim(request: LlmRequest, num_held: int, kv: KvCapacity) -> int:
-    """Blocks beyond ``num_held`` to compute all tokens of a request and then its horizon."""
+def _horizon(request: LlmRequest) -> int:
+    """Tokens of a request that has computed all it has and then gone its horizon further."""
     num_tokens = request.num_tokens
-    end = min(num_tokens + max(LEAST_HORIZON, num_tokens // 8), request.max_total_tokens)
-    return blocks_for(end, kv.tokens_per_block) - num_held
+    return min(num_tokens + max(LEAST_HORIZON, num_tokens // 8), request.max_total_tokens)
+
+
+def _largest_chunk(request: LlmRequest, max_num_tokens: int) -> int:
+    """Tokens of a started request that are written at a time, at most."""
+    return 1 if request.state is RequestState.GENERATION_IN_PROGRESS else max_num_tokens
 
 
 class _Entrants:
@@ -247,35 +254,41 @@ def _candidates(waiting: Iterable[LlmRequest], num_slots: int) -> list[LlmReques
 
 def _make_room(
     request: LlmRequest,
-    num_missing: int,
+    room: Room,
     started: Sequence[LlmRequest],
-    claims: Sequence[int],
-    kv: KvCapacity,
+    pools: Sequence[PoolCapacity],
 ) -> CapacityPlan:
-    """Pauses requests that rank after a queued one for its sake; nobody, if that is too little."""
+    """Pauses requests that rank after a queued one, which ``room`` counts, for its sake; nobody, if
+    that is too little."""
     first_victim = bisect_right(started, rank_key(request), key=rank_key)
-    num_kept, num_missing = _num_kept(started, claims, first_victim, num_missing, kv)
-    if num_missing > 0:
+    missing = [-left for left in room.left]
+    claims = room.claims(started)
+    num_kept, still_missing = _num_kept(started, claims, first_victim, missing, pools)
+    if max(still_missing) > 0:
         return CapacityPlan(started)
     return CapacityPlan(started[:num_kept], paused=started[num_kept:])
 
 
 def _num_kept(
     started: Sequence[LlmRequest],
-    needs: Sequence[int],
+    needs: Sequence[Sequence[int]],
     first_victim: int,
-    num_missing: int,
-    kv: KvCapacity,
-) -> tuple[int, int]:
-    """How many started requests stay when ``num_missing`` blocks are won by pausing from the end.
+    missing: Sequence[int],
+    pools: Sequence[PoolCapacity],
+) -> tuple[int, Sequence[int]]:
+    """How many started requests stay when ``missing`` blocks of each pool are won by pausing from
+    the end.
 
-    A pause wins what the request was charged (``needs``) and what it holds alone. Stops at
-    ``first_victim``. The second number is what is then still missing (<= 0: nothing). Blocks that
+    A pause wins what the request was charged (``needs``, of each pool) and what it holds alone.
+    Stops at ``first_victim``. The second is what is then still missing (<= 0: nothing). Blocks that
     only paused requests share are not counted as won, which may pause one too many.
     """
     num_kept = len(started)
-    while num_missing > 0 and num_kept > first_victim:
+    while max(missing) > 0 and num_kept > first_victim:
         num_kept -= 1
-        num_missing -= needs[num_kept]
-        num_missing -= kv.num_releasable_blocks(started[num_kept].request_id)
-    return num_kept, num_missing
+        request_id = started[num_kept].request_id
+        missing = [
+            number - of_pool[num_kept] - pool.num_releasable_blocks(request_id)
+            for number, of_pool, pool in zip(missing, needs, pools, strict=True)
+        ]
+    return num_kept, missing

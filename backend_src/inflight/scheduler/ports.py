@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,16 +11,9 @@ import numpy.typing as npt
 from inflight.api.kv import PrefixMatch
 
 
-class KvCapacity(Protocol):
-    """The scheduler's read-only view of the KV cache; sizes are in blocks."""
-
-    @property
-    def tokens_per_block(self) -> int: ...
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in the pool."""
-        ...
+class PoolCapacity(Protocol):
+    """The blocks of the layers that share a pool. A started request has a table in each pool; where
+    the layers have a sliding window, it holds only the last blocks of that."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -27,11 +21,45 @@ class KvCapacity(Protocol):
         ...
 
     def num_held_blocks(self, request_id: int) -> int:
-        """Blocks in the request's table; 0 while it is queued."""
+        """Blocks that the request holds; 0 while it is queued."""
+        ...
+
+    def num_table_blocks(self, request_id: int) -> int:
+        """Blocks of all tokens that the request has slots for, whether it still holds them or
+        not; 0 while it is queued."""
         ...
 
     def num_releasable_blocks(self, request_id: int) -> int:
         """Blocks that become free if this request is released: held by nobody else."""
+        ...
+
+    def most_blocks(self, num_tokens: int, chunk: int) -> int:
+        """Blocks that a request holds at most at once until it has ``num_tokens`` tokens, written
+        no more than ``chunk`` at a time."""
+        ...
+
+    def num_promisable_blocks(self, request_ids: Iterable[int]) -> int:
+        """Blocks of which these, all the started requests, and any new ones can be promised
+        ``most_blocks`` each.
+
+        Without a window: the free ones, and what each of these holds, a shared block once for each
+        holder, as none lets go of it before its end. With one: all. A shared block is given up by
+        one holder while another goes on with it, so everybody has to find room for its own.
+        """
+        ...
+
+
+class KvCapacity(Protocol):
+    """The scheduler's read-only view of the KV cache; sizes are in blocks."""
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Of all pools."""
+        ...
+
+    @property
+    def pools(self) -> Sequence[PoolCapacity]:
+        """At least one. A request needs blocks of all of them."""
         ...
 
     def next_block(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> bytes | None:

@@ -100,8 +100,8 @@ def _capacity_policy(
 ) -> CapacityPolicy:
     match policy:
         case CapacitySchedulerPolicy.GUARANTEED_NO_EVICT:
-            return GuaranteedNoEvict(max_batch_size)
+            return GuaranteedNoEvict(max_batch_size, max_num_tokens)
         case CapacitySchedulerPolicy.STATIC_BATCH:
-            return StaticBatch(max_batch_size)
+            return StaticBatch(max_batch_size, max_num_tokens)
         case CapacitySchedulerPolicy.MAX_UTILIZATION:
             return MaxUtilization(max_batch_size, max_num_tokens)

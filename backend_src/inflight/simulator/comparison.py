@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.api import CapacitySchedulerPolicy, ExecutorConfig, KvTiersConfig
+from inflight.api.kv_pools import ALL_LAYERS, KvGroup
 from inflight.simulator.arrivals import OpenArrivals
 from inflight.simulator.cost_model import CostModel
 from inflight.simulator.outcome import Outcome
@@ -32,11 +33,12 @@ def compare_policies(
     cost: CostModel,
     *,
     num_blocks: int,
+    groups: Sequence[KvGroup] = (ALL_LAYERS,),
     tier_speeds: TierSpeeds | None = None,
 ) -> list[Outcome]:
     """The outcome of each of POLICIES; where there are KV tiers, without them and then with them.
 
-    ``trace`` is in order of arrival; ``tier_speeds``: see Simulation.
+    ``trace`` is in order of arrival; ``groups``, ``tier_speeds``: see Simulation.
     """
     kv = config.kv_cache_config
     configs = [replace(config, kv_cache_config=replace(kv, tiers=KvTiersConfig()))]
@@ -44,7 +46,11 @@ def compare_policies(
         configs.append(config)
     return [
         Simulation(
-            with_policy(each, policy), cost, num_blocks=num_blocks, tier_speeds=tier_speeds
+            with_policy(each, policy),
+            cost,
+            num_blocks=num_blocks,
+            groups=groups,
+            tier_speeds=tier_speeds,
         ).run(OpenArrivals(trace))
         for policy in POLICIES
         for each in configs

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from inflight.api import ExecutorConfig
 from inflight.batch import LlmRequest
-from inflight.kv_cache import KvCacheManager
+from inflight.kv_cache import KvCache
 from inflight.kv_cache.tiers import KvTiers
 from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator.outcome import Moment, Outcome, Percentiles
@@ -21,12 +21,10 @@ _MOST_MOMENTS = 2048
 class Meter:
     """Told by the simulation, in its order; changes nothing."""
 
-    def __init__(
-        self, config: ExecutorConfig, kv: KvCacheManager, tiers: KvTiers | None = None
-    ) -> None:
-        """``tiers``: below ``kv``."""
+    def __init__(self, config: ExecutorConfig, kv: KvCache, tiers: KvTiers | None = None) -> None:
+        """``tiers``: below ``kv``. Blocks and their use are those of its first pool."""
         self._config = config
-        self._kv = kv
+        self._cache, self._kv = kv, kv.pools[0]
         self._tiers = tiers
         self._num_refused = 0
         self._first_refusal = ""
@@ -97,11 +95,11 @@ class Meter:
 
     def outcome(self, now: float, wall_seconds: float) -> Outcome:
         config, seconds = self._config, max(self._computing_seconds, 1e-12)
-        tiers = self._tiers
+        tiers, size = self._tiers, self._kv.tokens_per_block
         return Outcome(
             policy=config.scheduler_config.capacity_scheduler_policy,
             num_blocks=self._kv.num_blocks,
-            tokens_per_block=self._kv.tokens_per_block,
+            tokens_per_block=size,
             num_completed=self._num_completed,
             num_refused=self._num_refused,
             first_refusal=self._first_refusal,
@@ -120,10 +118,12 @@ class Meter:
             waste=self._unfilled_slots / max(self._held_slots, 1),
             mean_started=self._started_seconds / seconds,
             mean_waiting=self._waiting_seconds / seconds,
-            cache_hit_rate=self._kv.stats().cache_hit_rate,
+            cache_hit_rate=self._cache.stats().cache_hit_rate,
             tiers=() if tiers is None else tiers.stats(),
             onboarding=None if tiers is None else tiers.onboarding_stats(),
-            num_onboarded_tokens={} if tiers is None else _onboarded(tiers, self._kv),
+            num_onboarded_tokens={}
+            if tiers is None
+            else _onboarded(tiers, self._kv.tokens_per_block),
             bound_by={name: part / seconds for name, part in self._bound_seconds.items()},
             time_to_first_token=Percentiles.of(self._first_tokens),
             inter_token=Percentiles.of(self._gaps),
@@ -148,16 +148,16 @@ class Meter:
 
     def _look_at_slots(self, started: Sequence[LlmRequest], num_used: int) -> None:
         size = self._kv.tokens_per_block
-        held = sum(self._kv.num_held_blocks(llm.request_id) for llm in started)
+        held = sum(self._kv.num_table_blocks(llm.request_id) for llm in started)
         self._unfilled_slots += held * size - sum(llm.context_position for llm in started)
         self._held_slots += num_used * size
 
 
-def _onboarded(tiers: KvTiers, kv: KvCacheManager) -> dict[str, int]:
+def _onboarded(tiers: KvTiers, tokens_per_block: int) -> dict[str, int]:
     """Tokens, by tier."""
     bytes_by_tier = {each.tier: each.onboarded_bytes for each in tiers.stats()}
     return {
-        tier: num_bytes // tiers.cost.block_bytes * kv.tokens_per_block
+        tier: num_bytes // tiers.cost.block_bytes * tokens_per_block
         for tier, num_bytes in bytes_by_tier.items()
     }
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inflight.api.kv_pools import KvGroup, group_layers
 from inflight.errors import ConfigError
+from inflight.simulator.layer_windows import windows_of
 
 _MOST = 1 << 24
 """No size in a config.json is larger."""
@@ -34,8 +36,10 @@ class ModelShape:
     only the output side."""
     bytes_per_weight: float
     kv_bytes_per_token: int
-    """K and V of one token over all layers. Sliding windows count as full attention."""
+    """K and V of one token over all layers."""
     max_position_embeddings: int
+    layer_groups: tuple[KvGroup, ...] = ()
+    """As ``ModelSpec.layer_groups``."""
 
     @property
     def weight_bytes(self) -> int:
@@ -64,13 +68,16 @@ class ModelShape:
         embedding = sizes.get("vocab_size") * hidden
         num_embeddings = 1 if sizes.is_true("tie_word_embeddings") else 2
         num_weights = layers * (attention + experts * expert) + num_embeddings * embedding
+        kv_bytes = 2 * kv_heads * _head_bytes(head_dim, dtype, kv_cache_dtype)
+        windows = windows_of(sizes.language_model, layers)
         return cls(
             num_layers=layers,
             attention_channels=layers * heads * head_dim,
             num_weights=num_weights,
             num_active_weights=layers * (attention + active * expert) + embedding,
             bytes_per_weight=_WEIGHT_BYTES[dtype],
-            kv_bytes_per_token=2 * layers * kv_heads * _head_bytes(head_dim, dtype, kv_cache_dtype),
+            kv_bytes_per_token=layers * kv_bytes,
+            layer_groups=group_layers(windows, [kv_bytes] * layers),
             max_position_embeddings=sizes.get(
                 "max_position_embeddings", "n_positions", default=_MOST
             ),
@@ -103,6 +110,12 @@ class _Sizes:
     def __init__(self, config: Mapping[str, Any]) -> None:
         nested = config.get("text_config")
         self._levels = (config, nested if isinstance(nested, dict) else {})
+
+    @property
+    def language_model(self) -> Mapping[str, Any]:
+        """All keys; of two with one name that of the language model."""
+        outer, nested = self._levels
+        return {**outer, **nested}
 
     def get(self, *names: str, default: int | None = None) -> int:
         for level in self._levels:

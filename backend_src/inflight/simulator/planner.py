@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inflight.api import CapacitySchedulerPolicy, ExecutorConfig
+from inflight.engine.memory import num_fitting
+from inflight.engine.pools import PoolDivision, layer_groups
 from inflight.errors import ConfigError
 from inflight.simulator.arrivals import Arrivals, ClosedArrivals, OpenArrivals
 from inflight.simulator.comparison import POLICIES, with_policy
@@ -55,6 +57,7 @@ class Capacity:
 
     tokens_per_block: int
     num_blocks: int
+    """Of the first pool, where layers have sliding windows; the others lie beside it."""
     typical_tokens: int
     """Mean prompt + mean output."""
     fit_typical: int
@@ -134,28 +137,36 @@ def is_better(challenger: Outcome, incumbent: Outcome) -> bool:
 def capacity(question: Question, limits: ExecutorConfig) -> Capacity:
     """How many requests fit. Raises ConfigError where not even the longest request does."""
     size, traffic = limits.kv_cache_config.tokens_per_block, question.traffic
-    num_blocks = _num_blocks(question, size, LARGEST_FRACTION)
+    num_blocks = _num_blocks(question, limits, LARGEST_FRACTION)
+    pools = _division(question, limits).pools(num_blocks)
     longest = limits.max_seq_len
-    if num_blocks < max(2, -(-longest // size)):
+    if num_blocks < 2 or num_fitting(pools, longest, size) < 1:
         raise ConfigError(
             f"--memory: after the weights there is room for {num_blocks * size} tokens of KV, "
             f"fewer than one request of max_seq_len {longest} may have"
         )
     typical = min(longest, round(traffic.input_lengths.mean + traffic.output_lengths.mean))
-    shared = min(traffic.shared_prefix, typical - 1) // size
-    if not limits.kv_cache_config.enable_block_reuse:
-        shared = 0
-    own = -(-typical // size) - shared
-    fit_typical = max(0, num_blocks - shared * traffic.num_groups) // own
+    fit_typical = num_fitting(pools, typical, size)
+    if limits.kv_cache_config.enable_block_reuse and pools[0].window is None:
+        shared = min(traffic.shared_prefix, typical - 1) // size
+        own = -(-typical // size) - shared
+        # A shared prefix saves nothing in a pool with a window, which passes it.
+        fit_shared = max(0, num_blocks - shared * traffic.num_groups) // own
+        fit_typical = min([fit_shared, *(num_fitting([p], typical, size) for p in pools[1:])])
     return Capacity(
         tokens_per_block=size,
         num_blocks=num_blocks,
         typical_tokens=typical,
         fit_typical=fit_typical,
         longest_tokens=longest,
-        fit_longest=num_blocks // -(-longest // size),
+        fit_longest=num_fitting(pools, longest, size),
         binds_first="max_batch_size" if fit_typical >= limits.max_batch_size else "kv_cache",
     )
+
+
+def _division(question: Question, limits: ExecutorConfig) -> PoolDivision:
+    """As the engine divides memory between pools, where layers have sliding windows."""
+    return PoolDivision(limits, layer_groups(question.model, limits))
 
 
 def _enough_rows(question: Question, trace: Sequence[TraceRequest]) -> list[Candidate]:
@@ -186,13 +197,14 @@ def _simulate(
     fraction: float = LARGEST_FRACTION,
 ) -> Candidate:
     size = limits.kv_cache_config.tokens_per_block
-    num_blocks = _num_blocks(question, size, fraction)
+    num_blocks = _num_blocks(question, limits, fraction)
     # More than all of its requests could hold changes nothing and takes time to make.
     most = sum(-(-(each.input_length + each.output_length) // size) for each in trace)
     simulation = Simulation(
         limits,
         question.cost,
         num_blocks=min(num_blocks, most),
+        groups=layer_groups(question.model, limits),
         tier_speeds=question.tier_speeds,
     )
     arrivals: Arrivals = OpenArrivals(trace)
@@ -204,9 +216,9 @@ def _simulate(
     return Candidate(limits=limits, outcome=outcome)
 
 
-def _num_blocks(question: Question, tokens_per_block: int, fraction: float) -> int:
-    bytes_per_block = tokens_per_block * question.model.kv_bytes_per_token
-    return int(question.free_bytes * fraction) // bytes_per_block
+def _num_blocks(question: Question, limits: ExecutorConfig, fraction: float) -> int:
+    """Of the first pool."""
+    return _division(question, limits).fitting(int(question.free_bytes * fraction))
 
 
 def _enough_memory(question: Question, best: Candidate, trace: Sequence[TraceRequest]) -> float:
@@ -216,9 +228,10 @@ def _enough_memory(question: Question, best: Candidate, trace: Sequence[TraceReq
     which only a simulation shows.
     """
     outcome = best.outcome
-    per_block = outcome.tokens_per_block * question.model.kv_bytes_per_token
+    per_token = _division(question, best.limits).bytes_per_token
+    per_block = outcome.tokens_per_block * per_token
     held = outcome.peak_kv_use * outcome.num_blocks * per_block
-    longest = best.limits.max_seq_len * question.model.kv_bytes_per_token + per_block
+    longest = best.limits.max_seq_len * per_token + per_block
     step = math.ceil(20 * max(HEADROOM * held, longest) / question.free_bytes)
     while step / 20 < LARGEST_FRACTION:
         smaller = _simulate(question, best.limits, trace, step / 20)

@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from inflight.api import ExecutorConfig, FinishReason, Request
+from inflight.api.kv_pools import ALL_LAYERS, KvGroup
 from inflight.batch import LlmRequest, ScheduledBatch
 from inflight.engine.admission import EngineLimits, check_request
 from inflight.engine.onboarder import Onboarder
+from inflight.engine.pools import PoolDivision
 from inflight.errors import IntegrityError, RequestError
-from inflight.kv_cache import KvCacheManager, KvExtent
+from inflight.kv_cache import KvCache, KvCacheManager, KvExtent, make_kv_cache
 from inflight.scheduler import Scheduler, WaitingQueue, rank_key, rank_of
 from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator.arrivals import Arrivals
@@ -43,10 +45,13 @@ class Simulation:
         cost: CostModel,
         *,
         num_blocks: int,
+        groups: Sequence[KvGroup] = (ALL_LAYERS,),
         tier_speeds: TierSpeeds | None = None,
     ) -> None:
-        """``num_blocks``: of the KV pool, whatever ``config`` says of it; >= 1. ``tier_speeds``:
-        needed where ``config`` has KV tiers. Raises ConfigError where a tier holds no block."""
+        """``num_blocks``: of the KV pool, whatever ``config`` says of it; >= 1. ``groups``: of the
+        layers, where some have a sliding window; then ``num_blocks`` are those of the first pool,
+        and the others are as large as beside it in the engine. ``tier_speeds``: needed where
+        ``config`` has KV tiers. Raises ConfigError where a tier holds no block."""
         self._config = config
         self._cost = cost
         self._clock = SimulatedClock()
@@ -55,12 +60,14 @@ class Simulation:
         if kv_config.tiers.exist:
             assert tier_speeds is not None
             self._tiers = SimulatedTiers(kv_config, tier_speeds, self._clock)
+        pools = PoolDivision(config, groups).pools(num_blocks)
         observers = [self._tiers.kv_tiers] if self._tiers else []
-        self._kv = KvCacheManager(num_blocks, kv_config, clock=self._clock, observers=observers)
-        self._onboarder = (
-            Onboarder(self._tiers.kv_tiers, self._kv, config, None) if self._tiers else None
-        )
-        self._limits = EngineLimits.of(config, vocab_size=VOCAB_SIZE, num_blocks=num_blocks)
+        self._kv: KvCache = make_kv_cache(pools, kv_config, clock=self._clock, observers=observers)
+        self._onboarder: Onboarder | None = None
+        if self._tiers is not None:
+            assert isinstance(self._kv, KvCacheManager), "with tiers all layers share a pool"
+            self._onboarder = Onboarder(self._tiers.kv_tiers, self._kv, config, None)
+        self._limits = EngineLimits.of(config, vocab_size=VOCAB_SIZE, pools=pools)
         self._scheduler = Scheduler(
             config.scheduler_config,
             max_batch_size=config.max_batch_size,
@@ -75,7 +82,8 @@ class Simulation:
         self._waiting = WaitingQueue()
         self._started: list[LlmRequest] = []
         """In rank order."""
-        self._meter = Meter(config, self._kv, self._tiers.kv_tiers if self._tiers else None)
+        kv_tiers = self._tiers.kv_tiers if self._tiers else None
+        self._meter = Meter(config, self._kv, kv_tiers)
 
     def run(self, arrivals: Arrivals) -> Outcome:
         """Until every request of ``arrivals`` has ended; once a Simulation.

@@ -7,25 +7,29 @@ import inspect
 import pytest
 
 from inflight.api.kv import PrefixMatch
-from inflight.kv_cache import KvCacheManager
-from inflight.scheduler.ports import KvCapacity
+from inflight.kv_cache import KvCacheManager, KvCachePools
+from inflight.scheduler.ports import KvCapacity, PoolCapacity
 from tests.unit.kv_cache.helpers import make_kv_cache, run, tokens
 
-ASKED = sorted(
-    name for name in vars(KvCapacity) if name.startswith(("num_", "tokens_", "match_", "next_"))
-)
-
-
-def test_the_port_asks_for_something() -> None:
-    assert len(ASKED) >= 7
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_every_question_of_the_port_has_an_answer(name: str) -> None:
-    asked, given = (
-        inspect.getattr_static(KvCapacity, name),
-        inspect.getattr_static(KvCacheManager, name),
+ASKED = [
+    (port, name, books)
+    for port, books in (
+        (KvCapacity, KvCacheManager),
+        (KvCapacity, KvCachePools),
+        (PoolCapacity, KvCacheManager),
     )
+    for name in sorted(vars(port))
+    if name.startswith(("num_", "tokens_", "match_", "next_", "most_", "pools"))
+]
+
+
+def test_the_ports_ask_for_something() -> None:
+    assert len(ASKED) == 4 + 4 + 6
+
+
+@pytest.mark.parametrize(("port", "name", "books"), ASKED)
+def test_every_question_of_the_ports_has_an_answer(port: type, name: str, books: type) -> None:
+    asked, given = inspect.getattr_static(port, name), inspect.getattr_static(books, name)
     assert type(given) is type(asked)
     if inspect.isfunction(asked):
         assert list(inspect.signature(given).parameters) == list(

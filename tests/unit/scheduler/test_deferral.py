@@ -21,7 +21,7 @@ from tests.unit.scheduler.simulated_engine import (
 
 T = 4
 PROMPT = list(range(10, 26))
-POLICIES = [GuaranteedNoEvict(8), MaxUtilization(8, 64)]
+POLICIES = [GuaranteedNoEvict(8, 64), MaxUtilization(8, 64)]
 
 
 def outcome(plan: CapacityPlan) -> tuple[list[int], list[int]]:
@@ -49,7 +49,7 @@ def test_those_behind_with_other_prefixes_do_not_wait(policy: object) -> None:
 
 
 def test_a_chunked_context_is_waited_for_as_long_as_the_prompts_are_equal() -> None:
-    policy = GuaranteedNoEvict(8)
+    policy = GuaranteedNoEvict(8, 64)
     for length, expected in ((4, ([], [2])), (8, ([2], []))):
         kv = FakeCapacity(num_blocks=40, tokens_per_block=T)
         started = [start(make_request(1, PROMPT, 4), kv, length)]
@@ -61,14 +61,14 @@ def test_nobody_waits_for_one_that_ranks_after_him() -> None:
     kv = FakeCapacity(num_blocks=40, tokens_per_block=T)
     started = [start(make_request(1, PROMPT, 4, arrival_time=5.0), kv, 4)]
     urgent = make_request(2, PROMPT, 4, arrival_time=1.0)
-    assert outcome(GuaranteedNoEvict(8).schedule(started, [urgent], kv)) == ([2], [])
+    assert outcome(GuaranteedNoEvict(8, 64).schedule(started, [urgent], kv)) == ([2], [])
 
 
 def test_a_generation_is_not_waited_for() -> None:
     kv = FakeCapacity(num_blocks=40, tokens_per_block=T)
     running = start(make_request(1, PROMPT[:6], 8), kv, 6)
     twin = make_request(2, PROMPT, 4)
-    assert outcome(GuaranteedNoEvict(8).schedule([running], [twin], kv)) == ([2], [])
+    assert outcome(GuaranteedNoEvict(8, 64).schedule([running], [twin], kv)) == ([2], [])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -84,14 +84,14 @@ def test_nobody_behind_takes_the_place_of_one_that_waits(policy: object) -> None
     step = 5 if isinstance(policy, GuaranteedNoEvict) else 4
     kv = FakeCapacity(num_blocks=3 * step - 1, tokens_per_block=T)
     assert outcome(policy.schedule([], waiting, kv)) == ([1], [2])
-    slots = GuaranteedNoEvict(2)
+    slots = GuaranteedNoEvict(2, 64)
     kv = FakeCapacity(num_blocks=100, tokens_per_block=T)
     assert outcome(slots.schedule([], waiting, kv)) == ([1], [2])
 
 
 def test_who_waits_is_a_member_of_the_static_batch() -> None:
     kv = FakeCapacity(num_blocks=100, tokens_per_block=T)
-    policy = StaticBatch(2)
+    policy = StaticBatch(2, 64)
     first, second, third = (make_request(i, PROMPT, 4) for i in (1, 2, 3))
     assert outcome(policy.schedule([], [first, second, third], kv)) == ([1], [2])
     started = [start(first, kv, 16)]

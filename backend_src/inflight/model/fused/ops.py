@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inflight.api.kv_pools import KvPool
 from inflight.model.fused.reference_ops import ReferenceAttention
 from inflight.model.fused.spec import DecoderSpec
 from inflight.model.runner import PackedInputs
@@ -27,11 +29,13 @@ class FusedAttention(Protocol):
     def kv_bytes_per_token(self) -> int: ...
     @property
     def block_format(self) -> str: ...
-    def allocate(self, num_blocks: int, tokens_per_block: int) -> None: ...
+    def allocate(
+        self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
+    ) -> None: ...
     def plan(self, rows: PackedInputs) -> None: ...
     def attend(self, layer: int, rules: LayerRules, qkv: Tensor, out: Tensor) -> None: ...
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None: ...
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]: ...
     def write_blocks(

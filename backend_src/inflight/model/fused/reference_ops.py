@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inflight.api.kv_pools import KvPool
 from inflight.model.attention import AttentionRules, KvLayer
 from inflight.model.runner import PackedInputs
 from inflight.model.torch_attention import TorchAttention
@@ -35,8 +36,15 @@ class ReferenceAttention:
     def kv_bytes_per_token(self) -> int:
         return self._paged.kv_bytes_per_token(self._layers)
 
-    def allocate(self, num_blocks: int, tokens_per_block: int) -> None:
-        self._paged.allocate(self._layers, num_blocks=num_blocks, tokens_per_block=tokens_per_block)
+    def allocate(
+        self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
+    ) -> None:
+        self._paged.allocate(
+            self._layers,
+            num_blocks=num_blocks,
+            tokens_per_block=tokens_per_block,
+            further_pools=further_pools,
+        )
 
     def plan(self, rows: PackedInputs) -> None:
         self._paged.begin_iteration(rows)
@@ -63,9 +71,9 @@ class ReferenceAttention:
         out.copy_(attended.flatten(1))
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
-        self._paged.copy_blocks(source_ids, target_ids)
+        self._paged.copy_blocks(source_ids, target_ids, pool)
 
     @property
     def block_format(self) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from inflight.api.kv_pools import KvGroup, KvPool, group_layers
 from inflight.errors import ForwardError
 from inflight.model.dtypes import DTYPES
 from inflight.model.fused.forward import FusedDecoder
@@ -26,16 +29,19 @@ class FusedRunner:
             supported_tokens_per_block=decoder.ops.supported_tokens_per_block,
             dtype=next(name for name, dtype in DTYPES.items() if dtype is decoder.dtype),
             device="cpu",
+            layer_groups=_layer_groups(decoder),
         )
 
     @property
     def spec(self) -> ModelSpec:
         return self._spec
 
-    def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
+    def allocate_kv_cache(
+        self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
+    ) -> None:
         assert not self._is_allocated
         self._spec.check_tokens_per_block(tokens_per_block, "the fused runner")
-        self.decoder.ops.attention.allocate(num_blocks, tokens_per_block)
+        self.decoder.ops.attention.allocate(num_blocks, tokens_per_block, further_pools)
         self._is_allocated = True
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
@@ -52,10 +58,10 @@ class FusedRunner:
             ) from error
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
         assert self._is_allocated
-        self.decoder.ops.attention.copy_blocks(source_ids, target_ids)
+        self.decoder.ops.attention.copy_blocks(source_ids, target_ids, pool)
 
     @property
     def kv_block_format(self) -> str:
@@ -71,3 +77,10 @@ class FusedRunner:
     ) -> None:
         assert self._is_allocated
         self.decoder.ops.attention.write_blocks(block_ids, contents)
+
+
+def _layer_groups(decoder: FusedDecoder) -> tuple[KvGroup, ...]:
+    """All layers have the same KV heads."""
+    layers = decoder.spec.layers
+    per_layer = decoder.ops.attention.kv_bytes_per_token // len(layers)
+    return group_layers([layer.sliding_window for layer in layers], [per_layer] * len(layers))

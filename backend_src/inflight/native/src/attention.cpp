@@ -105,7 +105,7 @@ private:
     const Work& work_for(int64_t group, int64_t window) {
         for (const Work& work : works_)
             if (work.group == group && work.window == window) return work;
-        works_.push_back(divide(sequences_, shape_.num_kv_heads, group, window, team_size()));
+        works_.push_back(divide(sequences_, shape_, group, window, team_size()));
         return works_.back();
     }
 

@@ -65,7 +65,7 @@ struct WorkItem {
     const Sequence* sequence;
     int32_t kv_head;
     int32_t first_row, num_rows;  // num_rows <= max_item_rows
-    int64_t key_begin, key_end;   // key_begin is a multiple of key_tile
+    int64_t key_begin, key_end;   // key_begin starts a block, or is a multiple of key_tile
     bool is_part;                 // others have the rest of the range: the result is a partial one
     int64_t partial;              // which, for a part
 };

@@ -13,15 +13,17 @@ int64_t cost(const WorkItem& item) { return (item.key_end - item.key_begin) * (8
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// All keys that some row of the tile sees.
+// All keys that some row of the tile sees, from the beginning of a block on, or of a tile in a longer
+// block: what lies in blocks before the window may be anything.
 WorkItem whole_item(const Sequence& sequence, int64_t kv_head, int64_t first_row, int64_t num_rows,
-                    int64_t group, int64_t window) {
+                    int64_t group, int64_t window, int64_t tokens_per_block) {
     const int64_t first_position = sequence.context_length - sequence.num_queries;
     const int64_t first = first_position + first_row / group;
     const int64_t last = first_position + (first_row + num_rows - 1) / group;
     const int64_t begin = window ? std::max<int64_t>(first - window + 1, 0) : 0;
+    const int64_t unit = std::min<int64_t>(key_tile, tokens_per_block);
     return {&sequence, int32_t(kv_head), int32_t(first_row), int32_t(num_rows),
-            begin / key_tile * key_tile, last + 1, false, 0};
+            begin / unit * unit, last + 1, false, 0};
 }
 
 void add(Work& work, const WorkItem& item, int64_t dearest) {
@@ -43,7 +45,7 @@ void add(Work& work, const WorkItem& item, int64_t dearest) {
 
 }  // namespace
 
-Work divide(const std::vector<Sequence>& sequences, int64_t num_kv_heads, int64_t group,
+Work divide(const std::vector<Sequence>& sequences, const KvShape& shape, int64_t group,
             int64_t window, int team) {
     Work work;
     work.group = group;
@@ -51,10 +53,11 @@ Work divide(const std::vector<Sequence>& sequences, int64_t num_kv_heads, int64_
     std::vector<WorkItem> whole;
     for (const Sequence& sequence : sequences) {
         const int64_t rows = sequence.num_queries * group;
-        for (int64_t head = 0; head < num_kv_heads; ++head)
+        for (int64_t head = 0; head < shape.num_kv_heads; ++head)
             for (int64_t row = 0; row < rows; row += max_item_rows) {
                 const int64_t count = std::min<int64_t>(max_item_rows, rows - row);
-                whole.push_back(whole_item(sequence, head, row, count, group, window));
+                whole.push_back(whole_item(sequence, head, row, count, group, window,
+                                           shape.tokens_per_block));
                 work.cost += cost(whole.back());
             }
     }

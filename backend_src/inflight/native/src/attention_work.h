@@ -16,7 +16,7 @@ struct Work {
 };
 
 // `sequences` outlives the result. Every row is in one item, or in the parts of one merge.
-Work divide(const std::vector<Sequence>& sequences, int64_t num_kv_heads, int64_t group,
+Work divide(const std::vector<Sequence>& sequences, const KvShape& shape, int64_t group,
             int64_t window, int team);
 
 }  // namespace inflight

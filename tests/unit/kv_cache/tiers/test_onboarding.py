@@ -69,7 +69,7 @@ class Setup:
         request_id = self.open()
         start = self.kv.match_prefix(request_id, tokens).num_tokens
         extent = KvExtent(request_id, start, tokens)
-        self.store.copy_blocks(*self.kv.reserve([extent]))
+        self.store.copy_blocks(*self.kv.reserve([extent])[:2])
         table = self.kv.block_table(request_id)
         self.store.write(table, tokens.tolist(), start, None)
         assert self.store.holds(table, tokens.tolist(), None)
