@@ -78,6 +78,8 @@ class PoolCounts:
 
     def most_blocks(self, num_tokens: int, chunk: int) -> int:
         """See ``api.kv_pools.most_blocks``."""
+        if self._window is None:  # called for each started request, in most iterations
+            return -(-num_tokens // self._tokens_per_block)
         return most_blocks(
             num_tokens, self._window, chunk=chunk, tokens_per_block=self._tokens_per_block
         )

@@ -99,7 +99,8 @@ class GuaranteedNoEvict:
         if not candidates:
             return CapacityPlan(started)
         chunk = self._max_num_tokens
-        ends = [(r.max_total_tokens, _largest_chunk(r, chunk)) for r in started]
+        generation = RequestState.GENERATION_IN_PROGRESS
+        ends = [(r.max_total_tokens, 1 if r.state is generation else chunk) for r in started]
         room = Room(started, ends, kv.pools)
         entrants = _Entrants(started, kv)
         for request in candidates:
@@ -170,12 +171,13 @@ class MaxUtilization:
         candidates = _candidates(waiting, self._max_batch_size - len(started))
         if not candidates:
             return CapacityPlan(started)
-        ends = [(_horizon(r), _largest_chunk(r, self._max_num_tokens)) for r in started]
+        chunk, generation = self._max_num_tokens, RequestState.GENERATION_IN_PROGRESS
+        ends = [(_horizon(r), 1 if r.state is generation else chunk) for r in started]
         room = Room(started, ends, kv.pools)
         entrants = _Entrants(started, kv)
         for request in candidates:
             match = kv.match_prefix(request.request_id, request.token_ids)
-            if room.after(_horizon(request), self._max_num_tokens, match) < 0:
+            if room.after(_horizon(request), chunk, match) < 0:
                 if request is candidates[0] and not request.num_pauses:
                     return _make_room(request, room, started, kv.pools)
                 break
@@ -205,11 +207,6 @@ def _horizon(request: LlmRequest) -> int:
     """Tokens of a request that has computed all it has and then gone its horizon further."""
     num_tokens = request.num_tokens
     return min(num_tokens + max(LEAST_HORIZON, num_tokens // 8), request.max_total_tokens)
-
-
-def _largest_chunk(request: LlmRequest, max_num_tokens: int) -> int:
-    """Tokens of a started request that are written at a time, at most."""
-    return 1 if request.state is RequestState.GENERATION_IN_PROGRESS else max_num_tokens
 
 
 class _Entrants:

@@ -22,7 +22,7 @@ class Room:
         """``ends``: for each started request the tokens that it is charged for, and its largest
         chunk."""
         self._pools = pools
-        self.charges = [[pool.most_blocks(*end) for end in ends] for pool in pools]
+        self.charges = [[pool.most_blocks(end, chunk) for end, chunk in ends] for pool in pools]
         """Of each pool, the blocks of each started request."""
         self.left = [
             pool.num_promisable_blocks([r.request_id for r in started]) - sum(charged)
