@@ -1,32 +1,25 @@
 """build_native: compiles ``src/`` into one shared library, once for each machine and version.
 
-::
-
-    <cache_dir>/native/
-    ├── <key>/inflight_native.so   a finished build
-    ├── <key>.lock                 locked (flock) while somebody builds it
-    └── <key>.*.partial/           being built, or left over by a builder that was killed
-
-A key is the SHA-256 of all that goes in: sources, compiler version, flags and the kind of machine.
-A source ``<name>_<isa>.cpp`` is compiled with the flags of its instruction set, every other one for
-any machine of this kind; which of them runs is decided when the library is loaded (``dispatch.h``).
+It lies in ``<cache_dir>/native/<key>/``, made as ``cache_folder`` describes. The key is the SHA-256
+of all that goes in: sources, compiler version, flags and the kind of machine. A source
+``<name>_<isa>.cpp`` is compiled with the flags of its instruction set, every other one for any
+machine of this kind; which of them runs is decided when the library is loaded (``dispatch.h``).
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight.errors import InflightError
+from inflight.cache_folder import cache_root, make_once
+from inflight.errors import ConfigError, InflightError
 
 SOURCE_DIRECTORY = Path(__file__).parent / "src"
 LIBRARY_NAME = "inflight_native.so"
@@ -79,17 +72,17 @@ def build_native(cache_dir: str, source_directory: Path = SOURCE_DIRECTORY) -> P
     compiler = find_compiler()
     sources = sorted(source_directory.glob("*.cpp"))
     key = _key(source_directory, compiler)
+
+    def make(folder: Path, lock_fd: int) -> None:
+        _compile(folder, compiler, sources)
+
     try:
-        root = Path(cache_dir or "~/.cache/inflight").expanduser().absolute() / "native"
-        root.mkdir(parents=True, exist_ok=True)
-        library = root / key / LIBRARY_NAME
-        if not library.is_file():
-            with _locked(root / f"{key}.lock"):
-                if not library.is_file():
-                    _make(root, key, compiler, sources)
+        folder = cache_root(cache_dir) / "native" / key
+        library = folder / LIBRARY_NAME
+        make_once(folder, make, is_made=library.is_file, on_wait=lambda: None)
         return library
-    except RuntimeError:
-        raise NativeUnavailableError("cache_dir: this user has no home folder: set it") from None
+    except ConfigError as error:
+        raise NativeUnavailableError(str(error)) from None
     except OSError as error:
         raise NativeUnavailableError(
             f"cache_dir: {error.filename or cache_dir}: {error.strerror}"
@@ -120,20 +113,6 @@ def flags_for(source: Path, compiler: Compiler) -> tuple[str, ...]:
     definitions = tuple(f"-DINFLIGHT_HAVE_{known.upper()}=1" for known in compiler.isas)
     own = ISA_FLAGS[platform.machine()][isa] if isa else ()
     return (*BASE_FLAGS, *definitions, *own)
-
-
-def _make(root: Path, key: str, compiler: Compiler, sources: Sequence[Path]) -> None:
-    for left_over in root.glob(f"{key}.*.partial"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    target = root / key
-    shutil.rmtree(target, ignore_errors=True)  # a build that somebody emptied
-    partial = root / f"{key}.{os.getpid()}.partial"
-    partial.mkdir()
-    try:
-        _compile(partial, compiler, sources)
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _compile(directory: Path, compiler: Compiler, sources: Sequence[Path]) -> None:
@@ -185,13 +164,3 @@ def _key(source_directory: Path, compiler: Compiler) -> str:
     settings = (platform.machine(), compiler.version, compiler.isas, BASE_FLAGS, ISA_FLAGS)
     digest.update(repr(settings).encode())
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock_fd)

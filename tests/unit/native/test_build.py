@@ -138,20 +138,6 @@ def test_an_interrupted_build_leaves_nothing_and_the_next_one_works(
 
 
 @needs_compiler
-def test_what_a_killed_builder_left_is_removed(sources: Path, tmp_path: Path) -> None:
-    library = build_native(str(tmp_path), sources)
-    key = library.parent.name
-    shutil.rmtree(library.parent)
-    left_over = tmp_path / "native" / f"{key}.4711.partial"
-    left_over.mkdir()
-    (left_over / "half.o").write_bytes(b"half")
-    other = tmp_path / "native" / "another_key.4711.partial"
-    other.mkdir()
-    assert answer(build_native(str(tmp_path), sources)) == 42
-    assert not left_over.exists() and other.exists()
-
-
-@needs_compiler
 def test_sources_of_instruction_sets_that_the_compiler_lacks_are_left_out(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
 ) -> None:
