@@ -1,7 +1,7 @@
 """build_native: compiles ``src/`` into one shared library, once for each machine and version.
 
 It lies in ``<cache_dir>/native/<key>/``, made as ``cache_folder`` describes. The key is the SHA-256
-of all that goes in: sources, compiler version, flags and the kind of machine. A source
+of all that goes in: sources, compiler version, flags and instruction sets. A source
 ``<name>_<isa>.cpp`` is compiled with the flags of its instruction set, every other one for any
 machine of this kind; which of them runs is decided when the library is loaded (``dispatch.h``).
 """
@@ -15,11 +15,12 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inflight.cache_folder import cache_root, make_once
 from inflight.errors import ConfigError, InflightError
+from inflight.native.cpu import may_have
 
 SOURCE_DIRECTORY = Path(__file__).parent / "src"
 LIBRARY_NAME = "inflight_native.so"
@@ -48,7 +49,17 @@ ISA_FLAGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """By machine and then by instruction set: what a source of that name is compiled with."""
 
+SUPERSEDED_BY: Mapping[str, str] = {"avx2": "avx512"}
+"""A CPU with the latter runs no kernel of the former: each has one of the latter."""
+
+PORTABLE_FLAGS: Mapping[str, tuple[str, ...]] = {"x86_64": ("-O1",)}
+"""By machine: for the sources ``<name>_portable.cpp``. Of the kind x86_64 only processors from
+before AVX2 run them, and every first start waits for the compiler."""
+
 _COMPILE_SECONDS = 600
+_NICENESS = 3
+"""Enough that two compilers leave a whole one of two cores to a third process, and little enough
+that they go on beside more."""
 
 
 class NativeUnavailableError(InflightError):
@@ -63,13 +74,18 @@ class Compiler:
     """The instruction sets of this machine's kind that the compiler knows."""
 
 
-def build_native(cache_dir: str, source_directory: Path = SOURCE_DIRECTORY) -> Path:
+def build_native(
+    cache_dir: str, source_directory: Path = SOURCE_DIRECTORY, *, every_isa: bool = False
+) -> Path:
     """The compiled library; waits while another process builds it.
 
-    ``cache_dir``: "" is ~/.cache/inflight. Raises NativeUnavailableError: no compiler, a source
-    that does not compile, a cache that cannot be written.
+    ``cache_dir``: "" is ~/.cache/inflight. ``every_isa``: also with the instruction sets that this
+    CPU lacks or has a later one for, to compare them. Raises NativeUnavailableError: no compiler, a
+    source that does not compile, a cache that cannot be written.
     """
     compiler = find_compiler()
+    if not every_isa:
+        compiler = replace(compiler, isas=_used_by_this_cpu(compiler.isas))
     sources = sorted(source_directory.glob("*.cpp"))
     key = _key(source_directory, compiler)
 
@@ -108,10 +124,17 @@ def isa_of(source: Path) -> str | None:
     return suffix if any(suffix in isas for isas in ISA_FLAGS.values()) else None
 
 
+def _used_by_this_cpu(isas: Sequence[str]) -> tuple[str, ...]:
+    usable = [isa for isa in isas if may_have(isa)]
+    return tuple(isa for isa in usable if SUPERSEDED_BY.get(isa) not in usable)
+
+
 def flags_for(source: Path, compiler: Compiler) -> tuple[str, ...]:
     isa = isa_of(source)
     definitions = tuple(f"-DINFLIGHT_HAVE_{known.upper()}=1" for known in compiler.isas)
     own = ISA_FLAGS[platform.machine()][isa] if isa else ()
+    if source.stem.endswith("_portable"):
+        own = PORTABLE_FLAGS.get(platform.machine(), ())
     return (*BASE_FLAGS, *definitions, *own)
 
 
@@ -124,7 +147,8 @@ def _compile(directory: Path, compiler: Compiler, sources: Sequence[Path]) -> No
         flags = flags_for(source, compiler)
         _run([compiler.path, *flags, "-c", str(source), "-o", str(target)])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    # Compilers step back: a first start waits longer for what it does beside them.
+    with ThreadPoolExecutor(os.cpu_count(), initializer=os.nice, initargs=(_NICENESS,)) as pool:
         list(pool.map(compile_one, wanted, objects))
     output = ["-o", str(directory / LIBRARY_NAME)]
     _run([compiler.path, "-shared", "-fopenmp", *map(str, objects), *output])
@@ -161,6 +185,7 @@ def _key(source_directory: Path, compiler: Compiler) -> str:
         if path.suffix in (".cpp", ".h"):
             content = path.read_bytes()
             digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-    settings = (platform.machine(), compiler.version, compiler.isas, BASE_FLAGS, ISA_FLAGS)
+    flags = (BASE_FLAGS, ISA_FLAGS, PORTABLE_FLAGS)
+    settings = (platform.machine(), compiler.version, compiler.isas, flags)
     digest.update(repr(settings).encode())
     return digest.hexdigest()
