@@ -14,15 +14,16 @@ SOURCE = Path(__file__).parent.parent / "backend_src" / "inflight"
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "cache_folder": {"errors"},
     "api": {"errors"},
     "batch": {"api", "errors"},
-    "checkpoint": {"native", "api", "errors"},  # native: its converter process alone
+    "checkpoint": {"native", "cache_folder", "api", "errors"},  # native: its converter process alone
     "kv_cache": {"api", "errors"},
     "kv_events": {"kv_cache", "api", "errors"},
     "scheduler": {"batch", "api", "errors"},
     "kernels": {"errors"},
-    "native": {"errors"},
-    "engine_files": {"native", "checkpoint", "api", "errors"},
+    "native": {"cache_folder", "errors"},
+    "engine_files": {"native", "checkpoint", "cache_folder", "api", "errors"},
     "model": {"kernels", "native", "engine_files", "checkpoint", "batch", "api", "errors"},
     "sampling": {"batch", "api", "errors"},
     "text": {"checkpoint", "batch", "api", "errors"},

@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--kv", nargs="*", default=["bf16", "int8"], help="bf16, fp32, int8")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()
-    library = load_native(options.cache_dir)
+    library = load_native(options.cache_dir, every_isa=True)
     if library is None:
         raise SystemExit("there is no native library to time")
     library.set_num_threads(options.threads)

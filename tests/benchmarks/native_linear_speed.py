@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--calls", action="store_true")
     options = parser.parse_args()
-    library = load_native(options.cache_dir)
+    library = load_native(options.cache_dir, every_isa=True)
     if library is None:
         parser.exit(1)
     libraries = {"": library}

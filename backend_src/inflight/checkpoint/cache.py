@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from inflight.checkpoint.cache_folder import cache_root, make_once
+from inflight.cache_folder import cache_root, make_once
 from inflight.checkpoint.conversion import Converter, run_conversion
 from inflight.checkpoint.files import GGUF_BLOCKS_FILE
 from inflight.checkpoint.hashes import hashes_in
@@ -32,7 +32,7 @@ class ConversionCache:
         progress: Callable[[str], None],
         convert: Converter = run_conversion,
     ) -> None:
-        """``cache_dir``: "" is ~/.cache/inflight; made when first needed. Raises CheckpointError
+        """``cache_dir``: "" is ~/.cache/inflight; made when first needed. Raises ConfigError
         where nobody knows what ~ is."""
         self._root = cache_root(cache_dir) / "checkpoints"
         self._hashes = hashes_in(cache_dir)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from inflight.checkpoint.conversion import ERROR_PREFIX, PROGRESS_PREFIX
 from inflight.checkpoint.files import GGUF_BLOCKS_FILE
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -> None:
-    _parse_gguf_once()
+    _ask_gguf_once()
     _check_space(source, target)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -76,12 +77,32 @@ def _convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -
     save_gguf_blocks(model, source, target)
 
 
-def _parse_gguf_once() -> None:
-    """transformers makes a reader for each thing it wants to know, and each reads every entry of
-    the vocabulary again, seconds every time. This process reads one file, so one reader will do."""
+def _ask_gguf_once() -> None:
+    """transformers asks the package gguf for a file's reader at each thing that it wants to know,
+    and for the table of tensor names at each module of the model; either takes seconds in all, and
+    the answers never differ in a process that reads one file. So they are kept."""
     import gguf
 
-    gguf.GGUFReader = functools.cache(gguf.GGUFReader)
+    gguf.GGUFReader = functools.cache(_plain_reader())
+    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
+
+
+def _plain_reader() -> type:
+    """gguf's reader over the same mapped bytes as an array without numpy's memmap class, which
+    makes each of a vocabulary's hundred thousand slices several times as expensive."""
+    import gguf
+    import numpy as np
+
+    class PlainReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
+        @property
+        def data(self) -> Any:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._data = np.asarray(mapped)
+
+    return PlainReader
 
 
 def _check_space(source: Path, target: Path) -> None:

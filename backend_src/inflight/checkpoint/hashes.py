@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from inflight.checkpoint.cache_folder import cache_root
+from inflight.cache_folder import cache_root
 from inflight.checkpoint.files import GGUF_BLOCKS_FILE
 from inflight.errors import CheckpointError
 
@@ -55,7 +55,8 @@ class FileHashes:
 
 
 def hashes_in(cache_dir: str) -> FileHashes:
-    """Those kept in the cache that the key ``cache_dir`` names. Raises CheckpointError."""
+    """Those kept in the cache that the key ``cache_dir`` names. Raises ConfigError where
+    nobody knows what ~ is."""
     return FileHashes(cache_root(cache_dir) / "checkpoints" / "hashes")
 
 

@@ -23,7 +23,7 @@ def prepare_checkpoint(
     the embedded model. GGUF files and folders without tokenizer.json are converted into
     ``cache_dir`` ("" is ~/.cache/inflight), once; processes that come meanwhile wait.
     ``progress`` gets one line when a conversion starts, at its steps, and when another process's
-    is waited for. Raises CheckpointError: one line that says what is wrong and what to do.
+    is waited for. Raises ConfigError: one line that says what is wrong and what to do.
     """
     source = locate(model_dir)
     cache = ConversionCache(cache_dir, progress=progress)

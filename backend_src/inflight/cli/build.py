@@ -33,6 +33,10 @@ def build(config: InflightConfig, say: Callable[[str], None]) -> Built:
     config = with_max_seq_len(config, checkpoint)
     from inflight.model.factory import load_runner  # torch: seconds
 
+    key = engine_key(checkpoint.directory, config.dtype, config.cache_dir)
+    if not EngineStore(config.cache_dir).has(key):
+        # transformers: seconds, and load_runner may have to wait for kernels that are compiled yet.
+        import inflight.model.fused.build  # noqa: F401
     started = time.monotonic()
     with build_progress(say) as progress:
         load_runner(checkpoint.directory, config, progress=progress)

@@ -18,31 +18,34 @@ from inflight.engine_files.key import engine_key
 from inflight.engine_files.store import EngineStore
 from inflight.native.build import NativeUnavailableError, build_native
 
-_QUICK_SECONDS = 1.0
+_QUICK_SECONDS = 0.5
+"""Longer than it takes to see that the kernels are compiled already."""
 
 
 def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
-    """All of it; checkpoint and kernels side by side, so that a first start is short. There is
-    nothing to do at the next one.
+    """All of it, side by side as far as it goes, so that a first start is short: kernels are
+    compiled while the checkpoint is converted and the engine's build begins, which waits for them
+    where it needs them. There is nothing to do at the next start.
 
-    Raises CheckpointError, StartupError. Kernels that cannot be compiled are no error: the engine
+    Raises ConfigError, StartupError. Kernels that cannot be compiled are no error: the engine
     computes in torch then, and says so.
     """
     has_kernels = threading.Event()
     kernels = threading.Thread(
         target=_compile_kernels, args=(config.cache_dir, has_kernels), daemon=True
     )
-    if not preflight.has_gpu():
-        kernels.start()
+    if preflight.has_gpu():
+        return prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
+    kernels.start()
     checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
-    if kernels.ident is not None:
-        kernels.join(_QUICK_SECONDS)
-        if kernels.is_alive():
-            say("compiling the native kernels (once)")
-            kernels.join()
-    if has_kernels.is_set() and needs_engine(checkpoint, config):
+    kernels.join(_QUICK_SECONDS)
+    if kernels.is_alive():
+        say("compiling the native kernels (once)")
+    may_have_kernels = kernels.is_alive() or has_kernels.is_set()
+    if may_have_kernels and needs_engine(checkpoint, config):
         say(f"building the engine of {checkpoint.name} (once)")
         run_build(config)
+    kernels.join()
     return checkpoint
 
 

@@ -7,14 +7,12 @@ a checkpoint can have no engine, ``<name of its key>.none`` says why. Needs no t
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from inflight.checkpoint.cache_folder import cache_root, make_once
+from inflight.cache_folder import cache_root, discard, make_once
 from inflight.engine_files.header import DamagedEngineError, read_key
 from inflight.engine_files.key import EngineKey
 
@@ -25,7 +23,7 @@ Content = TypeVar("Content")
 
 class EngineStore:
     def __init__(self, cache_dir: str) -> None:
-        """``cache_dir``: "" is ~/.cache/inflight; made when first needed. Raises CheckpointError
+        """``cache_dir``: "" is ~/.cache/inflight; made when first needed. Raises ConfigError
         where nobody knows what ~ is."""
         self._root = cache_root(cache_dir) / "engines"
 
@@ -52,7 +50,7 @@ class EngineStore:
             return read(folder)
         except DamagedEngineError as error:
             _LOG.warning("the built engine in %s is damaged, building it again: %s", folder, error)
-            self._discard(folder)
+            discard(folder)
             return None
 
     def build(
@@ -88,15 +86,6 @@ class EngineStore:
         for folder in self._root.iterdir():
             try:
                 if folder.is_dir() and key.replaces(read_key(folder)):
-                    self._discard(folder)
+                    discard(folder)
             except DamagedEngineError:
                 continue  # being made, or to be found out by who needs it
-
-    def _discard(self, folder: Path) -> None:
-        """In one step out of everybody's sight; who has mapped it keeps it."""
-        gone = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-        try:
-            folder.rename(gone)
-        except OSError:
-            return  # another process was faster, or the cache may only be read
-        shutil.rmtree(gone, ignore_errors=True)

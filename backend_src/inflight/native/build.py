@@ -1,32 +1,26 @@
 """build_native: compiles ``src/`` into one shared library, once for each machine and version.
 
-::
-
-    <cache_dir>/native/
-    ├── <key>/inflight_native.so   a finished build
-    ├── <key>.lock                 locked (flock) while somebody builds it
-    └── <key>.*.partial/           being built, or left over by a builder that was killed
-
-A key is the SHA-256 of all that goes in: sources, compiler version, flags and the kind of machine.
-A source ``<name>_<isa>.cpp`` is compiled with the flags of its instruction set, every other one for
-any machine of this kind; which of them runs is decided when the library is loaded (``dispatch.h``).
+It lies in ``<cache_dir>/native/<key>/``, made as ``cache_folder`` describes. The key is the SHA-256
+of all that goes in: sources, compiler version, flags and instruction sets. A source
+``<name>_<isa>.cpp`` is compiled with the flags of its instruction set, every other one for any
+machine of this kind; which of them runs is decided when the library is loaded (``dispatch.h``).
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from inflight.errors import InflightError
+from inflight.cache_folder import cache_root, make_once
+from inflight.errors import ConfigError, InflightError
+from inflight.native.cpu import may_have
 
 SOURCE_DIRECTORY = Path(__file__).parent / "src"
 LIBRARY_NAME = "inflight_native.so"
@@ -55,7 +49,17 @@ ISA_FLAGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """By machine and then by instruction set: what a source of that name is compiled with."""
 
+SUPERSEDED_BY: Mapping[str, str] = {"avx2": "avx512"}
+"""A CPU with the latter runs no kernel of the former: each has one of the latter."""
+
+PORTABLE_FLAGS: Mapping[str, tuple[str, ...]] = {"x86_64": ("-O1",)}
+"""By machine: for the sources ``<name>_portable.cpp``. Of the kind x86_64 only processors from
+before AVX2 run them, and every first start waits for the compiler."""
+
 _COMPILE_SECONDS = 600
+_NICENESS = 3
+"""Enough that two compilers leave a whole one of two cores to a third process, and little enough
+that they go on beside more."""
 
 
 class NativeUnavailableError(InflightError):
@@ -70,26 +74,31 @@ class Compiler:
     """The instruction sets of this machine's kind that the compiler knows."""
 
 
-def build_native(cache_dir: str, source_directory: Path = SOURCE_DIRECTORY) -> Path:
+def build_native(
+    cache_dir: str, source_directory: Path = SOURCE_DIRECTORY, *, every_isa: bool = False
+) -> Path:
     """The compiled library; waits while another process builds it.
 
-    ``cache_dir``: "" is ~/.cache/inflight. Raises NativeUnavailableError: no compiler, a source
-    that does not compile, a cache that cannot be written.
+    ``cache_dir``: "" is ~/.cache/inflight. ``every_isa``: also with the instruction sets that this
+    CPU lacks or has a later one for, to compare them. Raises NativeUnavailableError: no compiler, a
+    source that does not compile, a cache that cannot be written.
     """
     compiler = find_compiler()
+    if not every_isa:
+        compiler = replace(compiler, isas=_used_by_this_cpu(compiler.isas))
     sources = sorted(source_directory.glob("*.cpp"))
     key = _key(source_directory, compiler)
+
+    def make(folder: Path, lock_fd: int) -> None:
+        _compile(folder, compiler, sources)
+
     try:
-        root = Path(cache_dir or "~/.cache/inflight").expanduser().absolute() / "native"
-        root.mkdir(parents=True, exist_ok=True)
-        library = root / key / LIBRARY_NAME
-        if not library.is_file():
-            with _locked(root / f"{key}.lock"):
-                if not library.is_file():
-                    _make(root, key, compiler, sources)
+        folder = cache_root(cache_dir) / "native" / key
+        library = folder / LIBRARY_NAME
+        make_once(folder, make, is_made=library.is_file, on_wait=lambda: None)
         return library
-    except RuntimeError:
-        raise NativeUnavailableError("cache_dir: this user has no home folder: set it") from None
+    except ConfigError as error:
+        raise NativeUnavailableError(str(error)) from None
     except OSError as error:
         raise NativeUnavailableError(
             f"cache_dir: {error.filename or cache_dir}: {error.strerror}"
@@ -115,25 +124,18 @@ def isa_of(source: Path) -> str | None:
     return suffix if any(suffix in isas for isas in ISA_FLAGS.values()) else None
 
 
+def _used_by_this_cpu(isas: Sequence[str]) -> tuple[str, ...]:
+    usable = [isa for isa in isas if may_have(isa)]
+    return tuple(isa for isa in usable if SUPERSEDED_BY.get(isa) not in usable)
+
+
 def flags_for(source: Path, compiler: Compiler) -> tuple[str, ...]:
     isa = isa_of(source)
     definitions = tuple(f"-DINFLIGHT_HAVE_{known.upper()}=1" for known in compiler.isas)
     own = ISA_FLAGS[platform.machine()][isa] if isa else ()
+    if source.stem.endswith("_portable"):
+        own = PORTABLE_FLAGS.get(platform.machine(), ())
     return (*BASE_FLAGS, *definitions, *own)
-
-
-def _make(root: Path, key: str, compiler: Compiler, sources: Sequence[Path]) -> None:
-    for left_over in root.glob(f"{key}.*.partial"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    target = root / key
-    shutil.rmtree(target, ignore_errors=True)  # a build that somebody emptied
-    partial = root / f"{key}.{os.getpid()}.partial"
-    partial.mkdir()
-    try:
-        _compile(partial, compiler, sources)
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _compile(directory: Path, compiler: Compiler, sources: Sequence[Path]) -> None:
@@ -145,7 +147,8 @@ def _compile(directory: Path, compiler: Compiler, sources: Sequence[Path]) -> No
         flags = flags_for(source, compiler)
         _run([compiler.path, *flags, "-c", str(source), "-o", str(target)])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    # Compilers step back: a first start waits longer for what it does beside them.
+    with ThreadPoolExecutor(os.cpu_count(), initializer=os.nice, initargs=(_NICENESS,)) as pool:
         list(pool.map(compile_one, wanted, objects))
     output = ["-o", str(directory / LIBRARY_NAME)]
     _run([compiler.path, "-shared", "-fopenmp", *map(str, objects), *output])
@@ -182,16 +185,7 @@ def _key(source_directory: Path, compiler: Compiler) -> str:
         if path.suffix in (".cpp", ".h"):
             content = path.read_bytes()
             digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-    settings = (platform.machine(), compiler.version, compiler.isas, BASE_FLAGS, ISA_FLAGS)
+    flags = (BASE_FLAGS, ISA_FLAGS, PORTABLE_FLAGS)
+    settings = (platform.machine(), compiler.version, compiler.isas, flags)
     digest.update(repr(settings).encode())
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock_fd)

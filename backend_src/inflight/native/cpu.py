@@ -14,6 +14,21 @@ _TELLING_FLAGS = frozenset(
     {"avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "bf16"}
 )
 
+_ASKED_FOR = {
+    "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
+    "avx512": frozenset(
+        {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
+    ),
+    "amx": frozenset({"amx_tile", "amx_bf16", "amx_int8"}),
+}
+"""By instruction set of the kernels, the same as ``cpu_features.cpp`` asks the CPU itself for."""
+
+
+def may_have(isa: str) -> bool:
+    """False where the system says that the CPU lacks something of the instruction set."""
+    flags = _cpu_flags()
+    return not flags or _ASKED_FOR.get(isa, frozenset()) <= flags
+
 
 def computes_bf16() -> bool:
     """Whether the CPU multiplies bf16 itself, instead of converting every operand to fp32."""

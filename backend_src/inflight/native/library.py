@@ -87,13 +87,14 @@ class NativeLibrary:
         self._set_num_threads(num_threads)
 
 
-def load_native(cache_dir: str) -> NativeLibrary | None:
-    """The library for this machine, built when it is not in the cache yet (seconds).
+def load_native(cache_dir: str, *, every_isa: bool = False) -> NativeLibrary | None:
+    """The library for this machine, built when it is not in the cache yet (seconds). ``every_isa``:
+    for ``limited_to``, which else may find no kernels but the portable ones below the best.
 
     None, with one warning line, where it cannot be had: the caller computes with torch instead.
     """
     try:
-        return NativeLibrary(build_native(cache_dir))
+        return NativeLibrary(build_native(cache_dir, every_isa=every_isa))
     except NativeUnavailableError as error:
         reason = str(error)
     except OSError as error:

@@ -64,6 +64,23 @@ def test_the_start_waits_for_the_kernels_and_says_so(monkeypatch: pytest.MonkeyP
     assert said == ["compiling the native kernels (once)"]
 
 
+def test_the_build_begins_while_the_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It imports for seconds before it needs them."""
+    monkeypatch.setattr(preparation, "_QUICK_SECONDS", 0.01)
+    monkeypatch.setattr(preparation, "prepare_checkpoint", lambda *a, **k: MADE)
+    monkeypatch.setattr(preparation, "needs_engine", lambda *_: True)
+    building = threading.Event()
+    compiled: list[bool] = []
+    monkeypatch.setattr(
+        preparation, "build_native", lambda cache_dir: compiled.append(building.wait(5))
+    )
+    monkeypatch.setattr(preparation, "run_build", lambda config: building.set())
+    said: list[str] = []
+    preparation.prepare(InflightConfig(), said.append)
+    assert compiled == [True], "and the start waits for both"
+    assert said == ["compiling the native kernels (once)", "building the engine of made (once)"]
+
+
 def test_without_a_compiler_the_checkpoint_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(cache_dir: str) -> Path:
         raise NativeUnavailableError("no compiler")

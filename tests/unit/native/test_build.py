@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import platform
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -109,6 +111,23 @@ def test_two_builders_make_one_build(
 
 
 @needs_compiler
+def test_compilers_step_back_and_nobody_else(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, levels, run = os.nice(0), set[int](), build._run
+
+    def looking(command: list[str]) -> str:
+        if "-c" in command:
+            done = subprocess.run(["nice"], capture_output=True, text=True, check=True)
+            levels.add(int(done.stdout))
+        return run(command)
+
+    monkeypatch.setattr(build, "_run", looking)
+    build_native(str(tmp_path), sources)
+    assert levels == {min(before + 3, 19)} and os.nice(0) == before
+
+
+@needs_compiler
 def test_a_source_that_does_not_compile_leaves_nothing_and_says_why(
     sources: Path, tmp_path: Path
 ) -> None:
@@ -138,20 +157,6 @@ def test_an_interrupted_build_leaves_nothing_and_the_next_one_works(
 
 
 @needs_compiler
-def test_what_a_killed_builder_left_is_removed(sources: Path, tmp_path: Path) -> None:
-    library = build_native(str(tmp_path), sources)
-    key = library.parent.name
-    shutil.rmtree(library.parent)
-    left_over = tmp_path / "native" / f"{key}.4711.partial"
-    left_over.mkdir()
-    (left_over / "half.o").write_bytes(b"half")
-    other = tmp_path / "native" / "another_key.4711.partial"
-    other.mkdir()
-    assert answer(build_native(str(tmp_path), sources)) == 42
-    assert not left_over.exists() and other.exists()
-
-
-@needs_compiler
 def test_sources_of_instruction_sets_that_the_compiler_lacks_are_left_out(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
 ) -> None:
@@ -164,6 +169,37 @@ def test_sources_of_instruction_sets_that_the_compiler_lacks_are_left_out(
         monkeypatch.setattr(build, "ISA_FLAGS", {platform.machine(): {"future": (flag,)}})
         assert answer(build_native(str(tmp_path), sources)) == wanted
     assert compilations.count("thing_future.cpp") == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("of_cpu", "compiled"),
+    [
+        ({"avx2"}, ["thing_avx2.cpp"]),
+        ({"avx2", "avx512"}, ["thing_avx512.cpp"]),
+        ({"avx2", "avx512", "amx"}, ["thing_amx.cpp", "thing_avx512.cpp"]),
+        (set(), []),
+    ],
+    ids=lambda names: "+".join(sorted(names)) or "none",
+)
+def test_only_what_this_cpu_runs_is_compiled(
+    sources: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compilations: list[str],
+    of_cpu: set[str],
+    compiled: list[str],
+) -> None:
+    flags = {isa: (f"-DFOR_{isa}",) for isa in ("avx2", "avx512", "amx")}
+    monkeypatch.setattr(build, "ISA_FLAGS", {platform.machine(): flags})
+    monkeypatch.setattr(build, "may_have", lambda isa: isa in of_cpu)
+    for isa in flags:
+        (sources / f"thing_{isa}.cpp").write_text(f"int thing_{isa}() {{ return 1; }}\n")
+    lean = build_native(str(tmp_path), sources)
+    assert sorted(compilations) == sorted(["answer.cpp", "part.cpp", *compiled])
+    compilations.clear()
+    whole = build_native(str(tmp_path), sources, every_isa=True)
+    assert whole != lean and len(compilations) == 5 and answer(lean) == answer(whole) == 42
 
 
 @needs_compiler
@@ -202,6 +238,26 @@ def test_a_source_has_the_flags_of_its_own_instruction_set_only(
     assert own == ISA_FLAGS["x86_64"]["avx2"]
 
 
+def test_portable_kernels_are_compiled_fast_where_hardly_anybody_runs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler = build.Compiler("g++", "13", ())
+    for machine, wanted in (("x86_64", "-O1"), ("aarch64", "-O3")):
+        monkeypatch.setattr(platform, "machine", lambda found=machine: found)
+        levels = [f for f in flags_for(Path("x_portable.cpp"), compiler) if f.startswith("-O")]
+        assert levels[-1] == wanted, "the compiler takes the last"
+
+
+def test_a_superseded_set_has_no_kernels_that_the_later_lacks() -> None:
+    for earlier, later in build.SUPERSEDED_BY.items():
+        jobs = [
+            path.stem.removesuffix(earlier) for path in SOURCE_DIRECTORY.glob(f"*_{earlier}.cpp")
+        ]
+        assert jobs
+        for job in jobs:
+            assert (SOURCE_DIRECTORY / f"{job}{later}.cpp").is_file()
+
+
 def test_every_source_in_the_package_is_found() -> None:
     names = {path.name for path in SOURCE_DIRECTORY.glob("*.cpp")}
     assert {"cpu_features.cpp", "attention.cpp", "elementwise.cpp"} <= names
@@ -235,7 +291,7 @@ def test_a_library_that_is_not_one_is_said(
 ) -> None:
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not a library")
-    monkeypatch.setattr("inflight.native.library.build_native", lambda cache_dir: broken)
+    monkeypatch.setattr("inflight.native.library.build_native", lambda *_, **__: broken)
     with caplog.at_level(logging.WARNING):
         assert load_native(str(tmp_path)) is None
     assert len(caplog.records) == 1 and "cannot be loaded" in caplog.text

@@ -89,10 +89,10 @@ constexpr bool compiled_amx = false;
 #endif
 
 Isa find_best_isa() {
-    if (!compiled_avx2 || !can_avx2()) return Isa::portable;
-    if (!compiled_avx512 || !can_avx512()) return Isa::avx2;
-    if (!compiled_amx || !can_amx()) return Isa::avx512;
-    return Isa::amx;
+    if (compiled_amx && can_amx()) return Isa::amx;
+    if (compiled_avx512 && can_avx512()) return Isa::avx512;
+    if (compiled_avx2 && can_avx2()) return Isa::avx2;
+    return Isa::portable;
 }
 
 const Isa best = find_best_isa();
