@@ -24,10 +24,12 @@ from inflight.native.packed import (
 pytestmark = pytest.mark.numeric
 
 # One row; blocks of registers that come out even and odd; tiles of 16 and 32, full and not.
-ROWS = [1, 2, 7, 16, 33, 49, 100]
+ROWS = [1, 2, 7, 12, 16, 33, 49, 100]
 # n, k: one panel; columns and steps along k that are padded; several panels.
 SHAPES = [(32, 32), (70, 96), (33, 80), (160, 576)]
 GUARD = 12345.0
+EXPANDED_FROM = {"q8_0": 32, "q4_0": 11, "q4_1": 11}
+"""Rows from which AMX takes quantized weights expanded to bf16."""
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +93,7 @@ def exact(x: Tensor, packed: PackedLinear, isa: Isa) -> Tensor:
         y = x.double() @ weight.double().T
     elif packed.kind == "bf16":
         y = (bf16(x) if isa >= Isa.AVX512 else x.double()) @ weight.double().T
-    elif isa == Isa.AMX and len(x) >= (65 if packed.kind == "q8_0" else 49):
-        # Many rows: weights are expanded to bf16.
+    elif isa == Isa.AMX and len(x) >= EXPANDED_FROM[packed.kind]:
         y = bf16(x) @ bf16_half_away(weight).T
     else:
         y = in_groups_of_8_bits(x, isa) @ weight.double().T
@@ -236,15 +237,33 @@ def test_rows_do_not_depend_on_threads_or_chunks(
 def test_a_row_of_8_bits_is_the_same_in_any_company(
     ops: NativeLinear, isa: Isa, kind: WeightKind
 ) -> None:
-    """Vectors and tiles of whole numbers, full and not, take the same steps."""
+    """With AMX as long as the company is small."""
     packed, x = packed_of(70, 96, kind), random_of(48, 96)
     alone = torch.empty(48, 70)
     for row in range(48):
         ops(x[row : row + 1], packed, alone[row : row + 1])
     for rows in (2, 6, 7, 10, 11, 16, 17, 31, 48):
+        if isa == Isa.AMX and rows >= EXPANDED_FROM[kind]:
+            continue
         y = torch.empty(rows, 70)
         ops(x[:rows], packed, y)
         assert torch.equal(y, alone[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
+def test_a_row_in_tiles_is_the_same_in_any_company(
+    ops: NativeLinear, isa: Isa, kind: WeightKind
+) -> None:
+    """The first block of rows expands a panel while it computes, further ones find it expanded."""
+    if isa != Isa.AMX:
+        pytest.skip("only AMX has tiles")
+    packed, x = packed_of(70, 160, kind), random_of(150, 160)
+    largest = torch.empty(150, 70)
+    ops(x, packed, largest)
+    for rows in (EXPANDED_FROM[kind], 32, 33, 48, 65, 100):
+        y = torch.empty(rows, 70)
+        ops(x[-rows:], packed, y)
+        assert torch.equal(y, largest[-rows:]), f"{rows} rows"
 
 
 @pytest.mark.parametrize("kind", WEIGHT_KINDS)

@@ -67,7 +67,7 @@ class NativeLinear:
 
     Weights of bf16 meet activations rounded to bf16 (AVX-512, AMX) or as they are. Quantized ones
     meet activations of 8 bits with a scale for each 32, and a row comes out the same, bit for bit,
-    however many there are. Where the CPU has AMX and rows are more than 64 (of 4-bit weights 48),
+    however many there are. Where the CPU has AMX and rows are 32 or more (of 4-bit weights 11),
     both are rounded to bf16 instead: a row may then differ a little from what it is in a small
     company.
     """

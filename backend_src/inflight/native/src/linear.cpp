@@ -171,14 +171,12 @@ private:
         const int64_t begin = chunk * chunk_rows_;
         const int64_t end = std::min(begin + chunk_rows_, x_.num_rows);
         const int64_t first_panel = first_panel_of(task), rows = end - begin;
-        const bool reads_once = rows <= route_.block_rows && !route_.expand;
-        const uint8_t* expanded[2];
-        expand_panels(expanded, first_panel);
+        const bool reads_once = rows <= route_.block_rows;
         for (int64_t row = begin; row < end; row += route_.block_rows) {
             const Place place{row, std::min(route_.block_rows, end - row), first_panel};
             alignas(alignment) float tiles[2 * most_block_rows * panel_columns];
             for (int64_t i = 0; i < weights_.panels_per_task; ++i) {
-                const Panel panel{weights_.panel(first_panel + i), expanded[i],
+                const Panel panel{weights_.panel(first_panel + i), memory_to_expand(i), row > begin,
                                   reads_once ? fetching_on(first_panel + i, i, next_task)
                                              : fetching_share(i, next_task, {row - begin, rows})};
                 route_.product(rows_from(rows_, row), place.num_rows, panel,
@@ -192,17 +190,12 @@ private:
         return task % weights_.num_tasks * weights_.panels_per_task;
     }
 
-    // Null pointers where the route takes panels as they lie.
-    void expand_panels(const uint8_t* (&expanded)[2], int64_t first) const {
+    // Of one of a task's panels.
+    uint8_t* memory_to_expand(int64_t place_in_task) const {
+        if (!route_.expands) return nullptr;
         static thread_local Workspace workspace;
-        const int64_t most_bytes = weights_.k * panel_columns * 2;
-        for (int64_t i = 0; i < 2; ++i) {
-            expanded[i] = nullptr;
-            if (!route_.expand || i >= weights_.panels_per_task) continue;
-            uint8_t* target = workspace.at_least(2 * most_bytes) + i * most_bytes;
-            route_.expand(weights_.panel(first + i), weights_.k, target);
-            expanded[i] = target;
-        }
+        const int64_t bytes = weights_.k / group_size * group_bytes(WeightKind::bf16);
+        return workspace.at_least(weights_.panels_per_task * bytes) + place_in_task * bytes;
     }
 
     // Of a panel that is read only once: what is some way in front, also where that is in the panel

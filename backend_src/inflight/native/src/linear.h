@@ -77,19 +77,17 @@ struct Fetching {
     const uint8_t *from, *end, *then;
 };
 
-// A panel as a kernel finds it.
+// A panel as a kernel finds it. Where the route expands, `expanded` has room for it in bf16: the
+// call for the first rows fills that while it computes, calls for further rows find it filled.
 struct Panel {
-    const uint8_t* weights;   // as packed
-    const uint8_t* expanded;  // by the route's `expand`, if it has one
+    const uint8_t* weights;  // as packed
+    uint8_t* expanded;
+    bool is_expanded;
     Fetching fetching;
 };
 
 // tile [num_rows][32] = the rows times one panel.
 using Product = void (*)(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
-
-// Writes the values of a panel in another form: of bf16 a whole panel, of int8 the bytes alone,
-// k/32 times [8][32][4].
-using Expand = void (*)(const uint8_t* panel, int64_t k, uint8_t* expanded);
 
 // One way to compute a product.
 struct Route {
@@ -97,7 +95,7 @@ struct Route {
     Product product;
     int64_t block_rows;  // it is called for at most so many rows, so that the tile stays near
     int64_t row_unit;    // it reads whole multiples of this many rows
-    Expand expand;       // null: it takes the panel as it lies
+    bool expands;        // the panel to bf16; else it takes the panel as it lies
     void (*begin)();     // what a thread calls before its first product and after its last, or null
     void (*end)();
 };
@@ -106,7 +104,7 @@ constexpr int64_t most_block_rows = 48;
 
 // A way that reads the panel as it lies. 48 rows: whole blocks of registers of all kernels.
 constexpr Route direct(Form form, Product product) {
-    return {form, product, most_block_rows, 1, nullptr, nullptr, nullptr};
+    return {form, product, most_block_rows, 1, false, nullptr, nullptr};
 }
 
 // What becomes of a tile.
@@ -148,16 +146,12 @@ extern const LinearKernels linear_kernels_portable, linear_kernels_avx2, linear_
 
 void bf16_product_avx512(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
 void bf16_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
-void begin_bf16_tiles_amx();
 void q8_0_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
 void q4_0_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
 void q4_1_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
-void begin_int8_tiles_amx();
+void begin_bf16_tiles_amx();
 void end_tiles_amx();
-void expand_q8_0_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
-void expand_q4_0_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
-void expand_q4_1_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
-void expand_q4_0_to_int8_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
-void expand_q4_1_to_int8_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded);
+void q8_0_int8_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
+void begin_int8_tiles_amx();
 
 }  // namespace inflight

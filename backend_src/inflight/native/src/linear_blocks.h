@@ -32,7 +32,7 @@ void in_blocks(int64_t num_rows, const Block& block) {
 }
 
 // The panel for a kernel that goes through it once more.
-Panel again(const Panel& panel) { return {panel.weights, panel.expanded, {}}; }
+Panel again(const Panel& panel) { return {panel.weights, panel.expanded, panel.is_expanded, {}}; }
 
 // Fetches what a panel asks for.
 class Ahead {

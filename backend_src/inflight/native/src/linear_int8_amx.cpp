@@ -1,4 +1,4 @@
-// int8 rows times quantized weights in the tiles of AMX: 16 rows by 16 columns and a group of 32
+// int8 rows times weights of q8_0 in the tiles of AMX: 16 rows by 16 columns and a group of 32
 // along k at a time. The whole sums leave the tile for memory and come back to be scaled and added
 // up; the steps and their order are those of linear_quantized.h, so the results are too, bit for
 // bit.
@@ -12,7 +12,8 @@ namespace inflight {
 namespace {
 
 constexpr int vector_columns = 16;
-constexpr int64_t panel_stride = 4 * panel_columns, expanded_group_bytes = 1024;
+constexpr int64_t panel_stride = 4 * panel_columns, value_bytes_of_group = 1024;
+constexpr int64_t packed_group_bytes = group_bytes(WeightKind::q8_0);
 constexpr int64_t sums_stride = 4 * vector_columns;
 
 // Tile 0 holds sums, 4 a group of the rows (16 by 32 bytes), 6 one of the weights: 8 fours along k
@@ -26,31 +27,24 @@ __m512 load_halves(const uint8_t* from) {
 // What a group of the rows and of 16 columns consists of, and the way to the next group. Pointers
 // that move on, not sums of a base and an index: with an index the processor splits each
 // instruction that reads memory in two.
-template <WeightKind kind>
 struct Group {
-    const uint8_t *x, *weights, *halves;  // halves: scales, of q4_1 minima behind them
-    const float *scales, *scaled_sums;    // of each row
+    const uint8_t *x, *weights, *halves;  // halves: scales of the columns
+    const float* scales;                  // of each row
     const int64_t x_stride, scale_stride;
-    int64_t weights_stride;
 
     Group(const Rows& rows, const Panel& panel, int column)
-        : x(rows.values), scales(rows.scales), scaled_sums(rows.scaled_sums), x_stride(rows.k),
-          scale_stride(rows.scale_stride) {
-        constexpr int64_t values = kind == WeightKind::q8_0 ? 1024 : 512;
-        halves = panel.weights + values + 2 * column;
-        weights = (panel.expanded ? panel.expanded : panel.weights) + 4 * column;
-        weights_stride = panel.expanded ? expanded_group_bytes : group_bytes(kind);
-    }
+        : x(rows.values), weights(panel.weights + 4 * column),
+          halves(panel.weights + value_bytes_of_group + 2 * column), scales(rows.scales),
+          x_stride(rows.k), scale_stride(rows.scale_stride) {}
 
     void next_values() {
         x += group_size;
-        weights += weights_stride;
+        weights += packed_group_bytes;
     }
 
     void next_scales() {
-        halves += group_bytes(kind);
+        halves += packed_group_bytes;
         scales += scale_stride;
-        scaled_sums += scale_stride;
     }
 };
 
@@ -58,8 +52,7 @@ struct Group {
 struct alignas(64) Sums {
     int32_t of[tile_rows][vector_columns];
 
-    template <WeightKind kind>
-    void compute(const Group<kind>& group) {
+    void compute(const Group& group) {
         _tile_zero(0);
         _tile_loadd(4, group.x, group.x_stride);
         _tile_loadd(6, group.weights, panel_stride);
@@ -68,30 +61,23 @@ struct alignas(64) Sums {
     }
 };
 
-template <WeightKind kind, int num_rows>
-void add_scaled(__m512 (&totals)[num_rows], const Sums& sums, const Group<kind>& group) {
+template <int num_rows>
+void add_scaled(__m512 (&totals)[num_rows], const Sums& sums, const Group& group) {
     const __m512 scale = load_halves(group.halves);
-    __m512 minimum;
-    if constexpr (kind == WeightKind::q4_1)
-        minimum = load_halves(group.halves + 2 * panel_columns);
 #pragma GCC unroll 16
     for (int r = 0; r < num_rows; ++r) {
         const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(group.scales[r]));
         const __m512 whole = _mm512_cvtepi32_ps(_mm512_load_si512(sums.of[r]));
         totals[r] = _mm512_fmadd_ps(whole, both, totals[r]);
-        if constexpr (kind == WeightKind::q4_1) {
-            const __m512 sum = _mm512_set1_ps(group.scaled_sums[r]);
-            totals[r] = _mm512_fmadd_ps(minimum, sum, totals[r]);
-        }
     }
 }
 
 // The sums of the next group are on their way while those of this one are scaled.
-template <WeightKind kind, int num_rows>
+template <int num_rows>
 void tile_of_columns(const Rows& rows, const Panel& panel, int column, float* tile) {
     const int64_t groups = rows.k / group_size;
     Ahead ahead(column ? again(panel) : panel);
-    Group<kind> group(rows, panel, column);
+    Group group(rows, panel, column);
     Sums memory[2];
     Sums *sums = &memory[0], *next_sums = &memory[1];
     __m512 totals[num_rows];
@@ -99,10 +85,10 @@ void tile_of_columns(const Rows& rows, const Panel& panel, int column, float* ti
     for (int r = 0; r < num_rows; ++r) totals[r] = _mm512_setzero_ps();
     sums->compute(group);
     for (int64_t left = groups; left > 0; --left) {
-        ahead.fetch<group_bytes(kind)>();
+        ahead.fetch<packed_group_bytes>();
         group.next_values();
         if (left > 1) next_sums->compute(group);
-        add_scaled<kind, num_rows>(totals, *sums, group);
+        add_scaled<num_rows>(totals, *sums, group);
         group.next_scales();
         Sums* const done = sums;
         sums = next_sums;
@@ -113,28 +99,15 @@ void tile_of_columns(const Rows& rows, const Panel& panel, int column, float* ti
         _mm512_storeu_ps(tile + r * panel_columns + column, totals[r]);
 }
 
-template <WeightKind kind>
-void product(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
-    with_count<tile_rows>(int(num_rows), [&](auto count) {
-        for (int column = 0; column < panel_columns; column += vector_columns)
-            tile_of_columns<kind, decltype(count)::value>(rows, panel, column, tile);
-    });
-}
-
 }  // namespace
 
 void begin_int8_tiles_amx() { _tile_loadconfig(&config); }
 
-void q8_0_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
-    product<WeightKind::q8_0>(rows, num_rows, panel, tile);
-}
-
-void q4_0_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
-    product<WeightKind::q4_0>(rows, num_rows, panel, tile);
-}
-
-void q4_1_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
-    product<WeightKind::q4_1>(rows, num_rows, panel, tile);
+void q8_0_int8_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
+    with_count<tile_rows>(int(num_rows), [&](auto count) {
+        for (int column = 0; column < panel_columns; column += vector_columns)
+            tile_of_columns<decltype(count)::value>(rows, panel, column, tile);
+    });
 }
 
 }  // namespace inflight

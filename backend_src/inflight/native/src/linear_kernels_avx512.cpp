@@ -42,18 +42,18 @@ constexpr Route q4_0_route = direct(Form::int8, quantized_product<Avx512, Weight
 constexpr Route q4_1_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q4_1>);
 
 // AMX for more rows. Sums of int8 tiles reach no further than a group of 32, and each has to come
-// out of its tile to be scaled; to expand the weights to bf16 costs more at first and less for each
-// row. From which number of rows on either wins: tests/benchmarks/native_linear_speed.py.
-constexpr Route bf16_tiles(Expand expand) {
-    return {Form::bf16, bf16_product_amx, 32, 16, expand, begin_bf16_tiles_amx, end_tiles_amx};
+// out of its tile to be scaled, for every 16 rows anew; to expand the weights to bf16 costs more at
+// first and half as much for each row. From which number of rows on either wins:
+// tests/benchmarks/native_linear_speed.py.
+constexpr Route bf16_tiles(Product product, bool expands) {
+    return {Form::bf16, product, 32, 16, expands, begin_bf16_tiles_amx, end_tiles_amx};
 }
 
-constexpr Route int8_tiles(Product product, Expand expand) {
-    return {Form::int8, product, 16, 16, expand, begin_int8_tiles_amx, end_tiles_amx};
-}
+constexpr Route q8_0_int8_tiles = {
+    Form::int8, q8_0_int8_product_amx, 16, 16, false, begin_int8_tiles_amx, end_tiles_amx};
 
-constexpr int64_t bf16_tiles_from = 1, q8_tiles_from = 7, q4_tiles_from = 11;
-constexpr int64_t q8_expanded_from = 65, q4_expanded_from = 49;
+constexpr int64_t bf16_tiles_from = 1, q8_int8_tiles_from = 7;
+constexpr int64_t q8_expanded_from = 32, q4_expanded_from = 11;
 
 }  // namespace
 
@@ -71,12 +71,11 @@ const LinearKernels linear_kernels_amx = {
     prepare_row,
     finish_tile,
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
-    {f32_route, bf16_tiles(nullptr), int8_tiles(q8_0_product_amx, nullptr),
-     int8_tiles(q4_0_product_amx, expand_q4_0_to_int8_avx512),
-     int8_tiles(q4_1_product_amx, expand_q4_1_to_int8_avx512)},
-    {f32_route, bf16_tiles(nullptr), bf16_tiles(expand_q8_0_to_bf16_avx512),
-     bf16_tiles(expand_q4_0_to_bf16_avx512), bf16_tiles(expand_q4_1_to_bf16_avx512)},
-    {0, bf16_tiles_from, q8_tiles_from, q4_tiles_from, q4_tiles_from},
+    {f32_route, bf16_tiles(bf16_product_amx, false), q8_0_int8_tiles,
+     bf16_tiles(q4_0_product_amx, true), bf16_tiles(q4_1_product_amx, true)},
+    {f32_route, bf16_tiles(bf16_product_amx, false), bf16_tiles(q8_0_product_amx, true),
+     bf16_tiles(q4_0_product_amx, true), bf16_tiles(q4_1_product_amx, true)},
+    {0, bf16_tiles_from, q8_int8_tiles_from, q4_expanded_from, q4_expanded_from},
     {0, bf16_tiles_from, q8_expanded_from, q4_expanded_from, q4_expanded_from},
 };
 

@@ -1,5 +1,6 @@
-// Quantized panels for the tiles of AMX: as bf16 panels, the same weights rounded to bf16; and the
-// values of q4 as bytes.
+// Groups of quantized panels as groups of bf16 panels, for the tiles of AMX.
+#pragma once
+
 #include <immintrin.h>
 
 #include "linear.h"
@@ -89,57 +90,15 @@ Scaling scaling_of(const uint8_t* halves) {
     return for_fractions<4>(scale, load_halves(halves + 2 * panel_columns));
 }
 
+// 32 values along k of the 32 columns of a panel.
 template <WeightKind kind>
-void expand_to_bf16(const uint8_t* panel, int64_t k, uint8_t* target) {
+void expand_group(const uint8_t* group, uint8_t* target) {
     constexpr int64_t value_bytes = kind == WeightKind::q8_0 ? 1024 : 512;
-    for (int64_t g = 0; g < k / group_size; ++g) {
-        for (int column = 0; column < panel_columns; column += vector_columns) {
-            const Scaling scaling = scaling_of<kind>(panel + value_bytes + 2 * column);
-            expand_columns<kind>(panel + 4 * column, scaling, target + 4 * column);
-        }
-        panel += group_bytes(kind);
-        target += group_bytes(WeightKind::bf16);
-    }
-}
-
-template <WeightKind kind>
-void expand_to_int8(const uint8_t* panel, int64_t k, uint8_t* target) {
-    constexpr int64_t vector_bytes = 64, packed_bytes = 512;
-    constexpr char offset = kind == WeightKind::q4_0 ? 8 : 0;
-    const __m512i low_half = _mm512_set1_epi8(15), less = _mm512_set1_epi8(offset);
-    for (int64_t g = 0; g < k / group_size; ++g) {
-        for (int64_t i = 0; i < packed_bytes; i += vector_bytes) {
-            const __m512i bytes = _mm512_loadu_si512(panel + i);
-            const __m512i low = _mm512_and_si512(bytes, low_half);
-            const __m512i high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low_half);
-            _mm512_storeu_si512(target + i, _mm512_sub_epi8(low, less));
-            _mm512_storeu_si512(target + packed_bytes + i, _mm512_sub_epi8(high, less));
-        }
-        panel += group_bytes(kind);
-        target += 2 * packed_bytes;
+    for (int column = 0; column < panel_columns; column += vector_columns) {
+        const Scaling scaling = scaling_of<kind>(group + value_bytes + 2 * column);
+        expand_columns<kind>(group + 4 * column, scaling, target + 4 * column);
     }
 }
 
 }  // namespace
-
-void expand_q8_0_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
-    expand_to_bf16<WeightKind::q8_0>(panel, k, expanded);
-}
-
-void expand_q4_0_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
-    expand_to_bf16<WeightKind::q4_0>(panel, k, expanded);
-}
-
-void expand_q4_1_to_bf16_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
-    expand_to_bf16<WeightKind::q4_1>(panel, k, expanded);
-}
-
-void expand_q4_0_to_int8_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
-    expand_to_int8<WeightKind::q4_0>(panel, k, expanded);
-}
-
-void expand_q4_1_to_int8_avx512(const uint8_t* panel, int64_t k, uint8_t* expanded) {
-    expand_to_int8<WeightKind::q4_1>(panel, k, expanded);
-}
-
 }  // namespace inflight
