@@ -52,7 +52,9 @@ class Row:
     def line(self) -> str:
         """One line of JSON; what is unset is left out."""
         values = asdict(self) | {"outcome": self.outcome.value}
-        return json.dumps({name: value for name, value in values.items() if value not in (None, "")})
+        return json.dumps(
+            {name: value for name, value in values.items() if value not in (None, "")}
+        )
 
 
 def emit(row: Row) -> None:
