@@ -1,7 +1,7 @@
 """ServerDoor: ``inflight serve`` on the real tritonserver, asked over HTTP by threads.
 
-The server's stub takes its modules from the first ``python3`` on PATH alone, so that is made here: a
-virtual environment without pip, whose path file names the folders that this process imports from.
+The server's stub takes its modules from the first ``python3`` on PATH alone, so that is made here:
+a virtual environment without pip, whose path file names the folders that this process imports from.
 """
 
 from __future__ import annotations

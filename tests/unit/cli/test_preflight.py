@@ -206,9 +206,7 @@ def test_the_wheel_of_this_environment_is_whole() -> None:
 def test_no_server_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(
-        StartupError, match="no tritonserver: pip install --no-deps nvidia-pytriton"
-    ):
+    with pytest.raises(StartupError, match="no tritonserver: pip install .*nvidia-pytriton"):
         find_installation()
 
 
