@@ -7,7 +7,6 @@ same load then goes to an Executor in this process. Both get the same random-wei
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -114,8 +113,7 @@ def _open_door(checkpoint: Path, scratch: Path) -> AbstractContextManager[Door]:
     from tests.gpu.streaming_server import ServerDoor, ServerMissingError, server_python
 
     try:
-        python = server_python(scratch / "python", os.environ.get("CARRIED_SERVER"))
-        return ServerDoor(python, checkpoint, scratch)
+        return ServerDoor(server_python(scratch / "python"), checkpoint, scratch)
     except ServerMissingError as error:
         note = f"{error}; the Executor in this process instead"
         emit(Row(what="tritonserver", outcome=Outcome.SKIPPED, note=note))

@@ -22,6 +22,8 @@ from types import TracebackType
 from tests.benchmarks.compare.processes import free_ports, stop
 from tests.gpu.streaming import Load, Stream
 
+CARRIED_VARIABLE = "CARRIED_SERVER"
+"""Environment variable of run.sh: the folder with what only the server needs."""
 READY_SECONDS = 75.0
 _STOP_SECONDS = 15.0
 _NO_END_ID = -1
@@ -32,12 +34,12 @@ class ServerMissingError(Exception):
     """No tritonserver runs here; the text says why."""
 
 
-def server_python(folder: Path, carried: str | None) -> Path:
-    """An interpreter for the server and its stubs that can import all they need.
-
-    ``carried``: the folder with what only the server needs (its wheel, an older numpy), first on
-    the path. Raises ServerMissingError with the first thing that the doctor finds missing.
+def server_python(folder: Path) -> Path:
+    """An interpreter for the server and its stubs that can import all they need, what was carried
+    along for them before all else. Raises ServerMissingError with the first thing that the doctor
+    finds missing.
     """
+    carried = os.environ.get(CARRIED_VARIABLE)
     venv.EnvBuilder(symlinks=True).create(folder)
     python = folder / "bin" / "python3"
     folders = [Path(carried)] if carried else []
@@ -146,7 +148,12 @@ class ServerDoor:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without what its Python would take in place of the path file."""
+    """This process's, without what its Python would take in place of the path file, and with a
+    libpython for the stub where one was carried along."""
     environment = dict(os.environ)
     environment.pop("PYTHONPATH", None)
+    libraries = Path(environment.get(CARRIED_VARIABLE, ""), "libs")
+    if CARRIED_VARIABLE in environment and libraries.is_dir():
+        folders = [str(libraries), environment.get("LD_LIBRARY_PATH", "")]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
     return environment

@@ -6,9 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from inflight.cli.doctor.finding import Finding, Status, size_text
 from inflight.cli.preflight import has_gpu
@@ -91,18 +93,21 @@ def look_at_torch_cuda() -> Finding:
 
 
 def look_at_kernel_languages() -> Finding:
-    """Triton's language, and FlashInfer where it is."""
+    """Triton's language and what it compiles with, and FlashInfer where it is."""
     there = {name: installed_version(name) for name in ("triton", "flashinfer-python")}
     found = ", ".join(f"{name} {number or 'is not installed'}" for name, number in there.items())
-    if there["triton"] or not has_gpu():
-        means = "only a GPU needs them" if not has_gpu() else "kernels are compiled for the card"
+    if not has_gpu():
+        return Finding(what="GPU kernels", found=found, means="only a GPU needs them")
+    lacking = _lacking_to_compile()
+    if there["triton"] and not lacking:
+        means = "kernels are compiled for the card"
         return Finding(what="GPU kernels", found=found, means=means)
     return Finding(
         what="GPU kernels",
-        found=found,
+        found="; ".join([found, *(f"no {thing}" for thing in lacking)]),
         means="transformers' classes run on the card, slower",
         status=Status.NOTE,
-        remedy="pip install triton",
+        remedy="apt-get install g++ python3-dev" if there["triton"] else "pip install triton",
     )
 
 
@@ -165,6 +170,16 @@ def _ask_torch() -> tuple[str | None, bool]:
     except ValueError:
         raise NoAnswerError(answer[:80]) from None
     return built_for, bool(is_available)
+
+
+def _lacking_to_compile() -> list[str]:
+    """Triton compiles a small C launcher for each kernel, in the process that calls it."""
+    lacking = []
+    if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        lacking.append("C compiler")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        lacking.append("Python headers")
+    return lacking
 
 
 def _output(command: list[str], seconds: float) -> str:

@@ -153,11 +153,35 @@ def test_a_card_that_torch_does_not_use(
     assert accelerator.free_on_card() is None
 
 
-def test_a_card_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("triton", "headers", "compiler", "found", "remedy"),
+    [
+        ("3.6.0", True, True, "triton 3.6.0, flashinfer-python 3.6.0", ""),
+        (None, True, True, "triton is not installed", "pip install triton"),
+        ("3.6.0", False, True, "no Python headers", "apt-get install g++ python3-dev"),
+        ("3.6.0", True, False, "no C compiler", "apt-get install g++ python3-dev"),
+    ],
+)
+def test_what_compiles_kernels_for_a_card(
+    triton: str | None,
+    headers: bool,
+    compiler: bool,
+    found: str,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    if headers:
+        (tmp_path / "Python.h").touch()
+    if compiler:
+        (tmp_path / "gcc").touch(mode=0o755)
     monkeypatch.setattr(accelerator, "has_gpu", lambda: True)
-    monkeypatch.setattr(accelerator, "installed_version", lambda package: None)
+    monkeypatch.setattr(accelerator, "installed_version", lambda package: triton)
+    monkeypatch.setattr(accelerator.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
     kernels = accelerator.look_at_kernel_languages()
-    assert kernels.status is Status.NOTE and kernels.remedy == "pip install triton"
+    assert found in kernels.found and kernels.remedy == remedy
+    assert kernels.status is (Status.NOTE if remedy else Status.GOOD)
 
 
 def test_the_cache_and_what_lies_in_it(tmp_path: Path) -> None:
