@@ -17,7 +17,7 @@ class Stage:
     name: str
     title: str
     seconds: float
-    """It is ended after this long on a card."""
+    """Kept for it on a card; it gets what earlier ones left over besides, and is ended then."""
     cpu_seconds: float
     """And on the CPU stand-in."""
     arguments: tuple[str, ...] = ()

@@ -58,9 +58,16 @@ def test_a_stage_gets_its_limit_or_what_is_left() -> None:
     recorder = Recorder(30, 50)
     suite, said = recorder.suite(100)
     suite.run([stage("one", 40), stage("two", 90)])
-    assert recorder.limits == [40, 70]
+    assert recorder.limits == [40, 70]  # the second wants more than there is
     assert said[0] == "[  0 s] 1/2 One: at most 40 s"
     assert "      0 s | working" in said
+
+
+def test_what_a_stage_leaves_over_goes_to_the_next() -> None:
+    recorder = Recorder(5, 60, 10)
+    suite, _ = recorder.suite(100)
+    suite.run([stage("one", 40), stage("two", 40), stage("three", 20)])
+    assert recorder.limits == [40, 75, 35]
 
 
 def test_no_stage_begins_when_the_time_is_used_up() -> None:
@@ -77,7 +84,7 @@ def test_the_cpu_stand_in_is_told_so() -> None:
     recorder = Recorder(1)
     suite, _ = recorder.suite(100, on_cpu=True)
     suite.run([stage("one", 40)])
-    assert recorder.limits == [20]
+    assert recorder.limits == [100]
     assert recorder.environments[0] == {"PATH": "/bin", "TRITON_INTERPRET": "1"}
     assert suite.results["One"] == [Row(what="--cpu")]
 
