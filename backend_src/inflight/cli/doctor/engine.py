@@ -11,7 +11,8 @@ from inflight.cli.doctor.finding import Finding, Status, size_text
 from inflight.cli.memory import available_memory
 from inflight.cli.sizing import executor_limits, model_shape
 from inflight.engine.memory import TYPICAL_SEQ_LEN, num_kv_blocks
-from inflight.errors import ConfigError
+from inflight.errors import ConfigError, InflightError
+from inflight.simulator.model_shape import ModelShape
 
 _LIBRARIES = ("torch", "transformers", "tokenizers")
 _CONVERTED_BYTES_PER_WEIGHT = 4
@@ -90,13 +91,14 @@ def _taken(config: InflightConfig, place: Place) -> tuple[str, str]:
 
 
 def look_at_memory(config: InflightConfig, card_free_bytes: int | None) -> Finding:
-    """Weights, KV cache, and the requests that fit. ``card_free_bytes``: None without a card.
-
-    Raises ConfigError where the checkpoint cannot be sized.
-    """
+    """Weights, KV cache, and the requests that fit. ``card_free_bytes``: None without a card."""
     free = available_memory() if card_free_bytes is None else card_free_bytes
     where = "memory" if card_free_bytes is None else "memory of the card"
-    model = model_shape(config)
+    model = _shape(config)
+    if model is None:
+        found = f"{size_text(free)} of {where} available"
+        means = "what this checkpoint needs cannot be told before it is converted"
+        return Finding(what="memory", found=found, means=means, status=Status.NOTE)
     weights = size_text(model.weight_bytes)
     found = f"{size_text(free)} of {where} available, weights take {weights}"
     limits = executor_limits(config, model)
@@ -124,11 +126,20 @@ def look_at_memory(config: InflightConfig, card_free_bytes: int | None) -> Findi
     return Finding(what="memory", found=found, means=means)
 
 
-def first_start_bytes(config: InflightConfig) -> int:
-    """What the first start of this checkpoint writes into the cache.
-
-    Raises ConfigError, CheckpointError where the checkpoint cannot be sized.
-    """
-    model = model_shape(config)
-    converted = _CONVERTED_BYTES_PER_WEIGHT if locate(config.model_dir).job is Job.GGUF else 0
+def first_start_bytes(config: InflightConfig) -> int | None:
+    """What the first start of this checkpoint writes into the cache; None where it cannot be told
+    yet. Raises CheckpointError where ``model_dir`` names nothing that is served."""
+    job, model = locate(config.model_dir).job, _shape(config)
+    if model is None:
+        return None
+    converted = _CONVERTED_BYTES_PER_WEIGHT if job is Job.GGUF else 0
     return model.num_weights * converted + model.weight_bytes
+
+
+def _shape(config: InflightConfig) -> ModelShape | None:
+    """None for a GGUF file that is not the embedded one, and for what is no checkpoint at all,
+    which ``look_at_checkpoint`` says."""
+    try:
+        return model_shape(config)
+    except InflightError:
+        return None

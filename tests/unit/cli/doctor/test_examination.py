@@ -107,6 +107,15 @@ def test_what_a_first_start_writes() -> None:
     assert written == pytest.approx(6 * 134.5e6, rel=0.01)
 
 
+def test_a_checkpoint_that_cannot_be_sized_yet(tmp_path: Path) -> None:
+    file = tmp_path / "some.gguf"
+    file.write_bytes(b"GGUF")
+    config = InflightConfig(model_dir=str(file))
+    assert engine.first_start_bytes(config) is None
+    found = engine.look_at_memory(config, 3 << 30)
+    assert found.status is Status.NOTE and found.found.startswith("3.0 GiB of memory of the card")
+
+
 def test_a_look_that_fails_is_a_finding() -> None:
     def refused() -> Finding:
         raise CheckpointError("model_dir: /nowhere does not exist")

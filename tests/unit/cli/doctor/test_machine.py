@@ -220,6 +220,10 @@ def test_disk_space_for_a_first_start(
     assert disk.status is status and f"{free}.0 GiB free" in disk.found
 
 
+def test_disk_space_when_nobody_knows_what_is_written(tmp_path: Path) -> None:
+    assert storage.look_at_disk(str(tmp_path), None).status is Status.GOOD
+
+
 def test_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "gives_huge_pages", lambda: False)
     assert "transparent_hugepage" in storage.look_at_huge_pages().remedy
