@@ -128,11 +128,12 @@ def look_at_memory(config: InflightConfig, card_free_bytes: int | None) -> Findi
 
 def first_start_bytes(config: InflightConfig) -> int | None:
     """What the first start of this checkpoint writes into the cache; None where it cannot be told
-    yet. Raises CheckpointError where ``model_dir`` names nothing that is served."""
-    job, model = locate(config.model_dir).job, _shape(config)
+    yet, or ever."""
+    model = _shape(config)
     if model is None:
         return None
-    converted = _CONVERTED_BYTES_PER_WEIGHT if job is Job.GGUF else 0
+    is_gguf = not config.model_dir  # others are not sized before they are converted
+    converted = _CONVERTED_BYTES_PER_WEIGHT if is_gguf else 0
     return model.num_weights * converted + model.weight_bytes
 
 

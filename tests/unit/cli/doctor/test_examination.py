@@ -160,6 +160,7 @@ def test_the_command_and_its_exit_code(tmp_path: Path) -> None:
     by_name = {each["what"]: each for each in json.loads(result.output)["findings"]}
     assert result.exit_code == 1
     assert by_name["checkpoint"]["status"] == "bad"
+    assert all(by_name[name]["status"] != "bad" for name in ("memory", "disk", "runner"))
     assert nowhere in by_name["checkpoint"]["found"]
     assert by_name["cache"]["status"] == "good"
     assert len(by_name) == 21
