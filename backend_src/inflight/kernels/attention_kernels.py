@@ -6,6 +6,7 @@ sum of the weights, and the weighted sum of the values.
 
 from __future__ import annotations
 
+from inflight.kernels.functions import tanh
 from inflight.kernels.language import Float, Int, Pointer, jit, tl
 
 _VARYING = ("first_sequence", "num_sequences", "num_splits", "table_stride", "window")
@@ -116,8 +117,7 @@ def attend_tile(
             key = key.to(tl.float32)
         scores = tl.dot(query, tl.trans(key).to(query.dtype), input_precision="ieee") * scale
         if HAS_SOFTCAP:
-            # tanh(x) = 2 * sigmoid(2 * x) - 1
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+            scores = softcap * tanh(scores / softcap)
         is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
         if HAS_WINDOW:
             is_seen &= keys[None, :] > positions[:, None] - window
