@@ -115,13 +115,15 @@ def attend_tile(
         key = tl.load(key_ptrs, mask=is_stored, other=0.0)
         if DOT_IN_FP32:
             key = key.to(tl.float32)
-        scores = tl.dot(query, tl.trans(key).to(query.dtype), input_precision="ieee") * scale
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if HAS_SOFTCAP:
-            scores = softcap * tanh(scores / softcap)
+            scores = softcap * LOG2E * tanh(scores * (scale / softcap))
+        else:
+            scores = scores * (scale * LOG2E)
         is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
         if HAS_WINDOW:
             is_seen &= keys[None, :] > positions[:, None] - window
-        scores = tl.where(is_seen, scores * LOG2E, float("-inf"))
+        scores = tl.where(is_seen, scores, float("-inf"))
         raised = tl.maximum(largest, tl.max(scores, axis=1))
         # A row that has seen nothing yet has no largest score to subtract.
         subtracted = tl.where(raised == float("-inf"), 0.0, raised)

@@ -96,7 +96,7 @@ def launches_for(
 ) -> AttentionLaunches:
     """Those measured earlier for these kernels, card, version of Triton and shape, else the
     defaults. A file that is missing or cannot be read has measured nothing."""
-    entry = None if file is None else _entries(file).get(_key(shape, device))
+    entry = None if file is None else _entries(file).get(key(shape, device))
     found = None if entry is None else _launches(entry)
     return default_launches(shape.head_dim, shape.dtype) if found is None else found
 
@@ -204,7 +204,7 @@ def _rows(load: Load, blocks: int, device: torch.device) -> AttentionRows:
     )
 
 
-def _key(shape: AttentionShape, device: torch.device) -> str:
+def key(shape: AttentionShape, device: torch.device) -> str:
     """Changes with everything that makes old measurements worthless."""
     digest = hashlib.sha256()
     for name in _SOURCES:
@@ -216,7 +216,7 @@ def _key(shape: AttentionShape, device: torch.device) -> str:
 def _store(
     file: Path, shape: AttentionShape, device: torch.device, launches: AttentionLaunches
 ) -> None:
-    entries = {**_entries(file), _key(shape, device): asdict(launches)}
+    entries = {**_entries(file), key(shape, device): asdict(launches)}
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f"{file.name}.{os.getpid()}")
     unfinished.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
@@ -241,14 +241,15 @@ def _launches(entry: Any) -> AttentionLaunches | None:
         )
     except (KeyError, TypeError):
         return None
-    numbers = (
-        *asdict(found.context).values(),
-        *asdict(found.generation).values(),
+    tile_sizes = (found.context.rows, found.context.columns, found.generation.columns)
+    others = (
+        found.context.num_warps,
+        found.generation.num_warps,
+        found.context.num_stages,
+        found.generation.num_stages,
         found.programs_per_multiprocessor,
     )
-    sane = all(type(number) is int and 1 <= number <= 256 for number in numbers)
-    tile_sizes = (
-        found.context.rows, found.context.columns, found.generation.columns,
-        found.context.num_warps, found.generation.num_warps,
-    )  # fmt: skip
-    return found if sane and all(n & (n - 1) == 0 for n in tile_sizes) else None
+    is_sane = all(n in (16, 32, 64, 128, 256) for n in tile_sizes) and all(
+        n in range(1, 17) for n in others
+    )
+    return found if is_sane else None
