@@ -32,7 +32,7 @@ def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
     kernels = threading.Thread(
         target=_compile_kernels, args=(config.cache_dir, has_kernels), daemon=True
     )
-    if not preflight.has_gpu():
+    if config.device == "cpu" or not preflight.has_gpu():
         kernels.start()
     checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
     if kernels.ident is not None:
