@@ -14,6 +14,9 @@ LARGEST_FP8 = torch.finfo(FP8_DTYPE).max
 FP8_MULTIPLE = 16
 """Rows and columns of fp8 weights are multiples of it."""
 
+_HAS_FP32_SUMS = "dtype" in torch.ops.aten.mm.overloads()
+"""Of this torch's products on CUDA; other devices never have them."""
+
 ScaledProduct = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 """(x fp8[T, k], weight fp8[n, k], scales of x fp32[T, 1], scales of weight fp32[n, 1], dtype) ->
 [T, n] = (x * its scales) (weight * its scales)^T in dtype, summed in fp32."""
@@ -45,9 +48,8 @@ class DenseLinear:
 
     def in_fp32(self, x: Tensor) -> Tensor:
         """float32[T, n]: the sums before they are rounded, where the device gives them."""
-        if x.dtype is not torch.float32 and x.device.type == "cuda":
-            # Two equal logits of 16 bits are likely; the sums of a GPU are fp32 anyway.
-            product = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        if x.dtype is not torch.float32 and x.device.type == "cuda" and _HAS_FP32_SUMS:
+            product: Tensor = torch.ops.aten.mm.dtype(x, self.weight.t(), torch.float32)
             return product if self.bias is None else product.add_(self.bias)
         return F.linear(x, self.weight, self.bias).float()
 

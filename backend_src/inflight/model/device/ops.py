@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from inflight.model.device.rows import DeviceRows
@@ -71,7 +70,3 @@ class DeviceOps(Protocol):
     def scatter_blocks(self, storage: Tensor, ids: Tensor, contents: Tensor) -> None:
         """What ``gather_blocks`` gave, into blocks ``ids``, all different."""
         ...
-
-
-def fp32_bits(numbers: Tensor) -> Tensor:
-    return numbers.view(torch.int32)

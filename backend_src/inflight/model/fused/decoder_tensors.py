@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from inflight.model.fused.spec import DecoderSpec, LayerSpec, MlpSpec, QkNorm
-from inflight.model.fused.tensors import CheckpointTensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +43,12 @@ class GateUpRows:
     """As in LinearRows, of the gate over the up projection."""
 
 
+class TensorSource(Protocol):
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """As ``CheckpointTensors.tensor``."""
+        ...
+
+
 class DecoderTensors:
     """Tensors are read when they are asked for, and lie where ``tensors`` puts them.
 
@@ -50,7 +56,7 @@ class DecoderTensors:
     says.
     """
 
-    def __init__(self, tensors: CheckpointTensors, spec: DecoderSpec) -> None:
+    def __init__(self, tensors: TensorSource, spec: DecoderSpec) -> None:
         self._tensors = tensors
         self._spec = spec
         self._names = spec.names
