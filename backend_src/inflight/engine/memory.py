@@ -63,8 +63,9 @@ def num_kv_blocks(
     The smallest of: the fraction of ``free_bytes``, ``max_tokens``, and what ``max_batch_size``
     requests of ``max_seq_len`` could ever hold. ``num_blocks`` overrides them all. On a host the
     pool takes its memory as blocks are first written: that it is free now is checked here, nobody
-    keeps it free. Raises ConfigError when not even one request of two blocks fits, or when ``num_blocks``
-    are more than fit. ``free_bytes``: what the host tier leaves; not positive is an error as well.
+    keeps it free. Raises ConfigError when not even one request of two blocks fits, or when
+    ``num_blocks`` are more than fit. ``free_bytes``: what the host tier leaves; not positive is an
+    error as well.
     """
     kv = config.kv_cache_config
     if free_bytes <= 0:

@@ -25,8 +25,8 @@ class GenerationGraphs:
     ) -> None:
         """``work_for``: a number of rows -> what an iteration of so many generations does.
 
-        The largest comes first: the others find room in its memory. Where memory runs out nevertheless,
-        the rest is not captured: a larger graph serves fewer rows as well.
+        The largest comes first: the others find room in its memory. Where memory runs out
+        nevertheless, the rest is not captured: a larger graph serves fewer rows as well.
         """
         self._replays: dict[int, Replay] = {}
         for size in sorted(sizes, reverse=True):

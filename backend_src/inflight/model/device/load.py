@@ -142,8 +142,8 @@ def make_device_runner(
         kv_memory_bytes = measure_kv_memory(decoder, shape, limits, runtime)
     except torch.OutOfMemoryError:
         raise CheckpointError(
-            f"model_dir: the weights, and a forward of max_num_tokens {config.max_num_tokens} rows, "
-            f"do not fit into the memory of {runtime.device}"
+            f"model_dir: the weights, and a forward of max_num_tokens {config.max_num_tokens}, do "
+            f"not fit into the memory of {runtime.device}"
         ) from None
     return DeviceRunner(
         decoder,

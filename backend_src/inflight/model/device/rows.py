@@ -101,13 +101,12 @@ class RowBuffer:
             return self._device[start : start + count]
 
         tables = section(layout.block_tables, num_sequences * layout.table_stride)
+        wanted = None if num_wanted is None else section(layout.logits_indices, num_wanted)
         return DeviceRows(
             token_ids=section(layout.token_ids, num_tokens),
             position_ids=section(layout.position_ids, num_tokens),
             slot_mapping=section(layout.slot_mapping, num_tokens),
-            logits_indices=None
-            if num_wanted is None
-            else section(layout.logits_indices, num_wanted),
+            logits_indices=wanted,
             cu_seqlens_q=section(layout.cu_seqlens_q, num_sequences + 1),
             context_lens=section(layout.context_lens, num_sequences),
             block_tables=tables.view(num_sequences, layout.table_stride),

@@ -7,7 +7,7 @@ import numpy as np
 from inflight.kernels.kv_layout import KvShape
 from inflight.model.device.forward import DeviceDecoder
 from inflight.model.device.rows import RowBuffer
-from inflight.model.device.runtime import DeviceRuntime
+from inflight.model.device.runtime import DeviceMemory, DeviceRuntime
 from inflight.model.device.staging import RowLimits
 from inflight.model.runner import PackedInputs
 
@@ -61,17 +61,27 @@ def measure_kv_memory(
     """
     if runtime.memory is None:
         return None
-    inputs = largest_inputs(limits, decoder.max_seq_len)
-    buffer = RowBuffer(limits, runtime)
-    num_blocks = int(inputs.slot_mapping.max()) // limits.tokens_per_block + 1
     with runtime.computing():
-        storage = shape.allocate(num_blocks, limits.tokens_per_block, runtime.device)
-
-        def forward() -> None:
-            decoder.ops.likeliest(decoder.forward(buffer.take(inputs), storage))
-
-        taken = runtime.memory.largest_use(forward)
-        del storage, forward
+        taken = _largest_forward(decoder, shape, limits, runtime, runtime.memory)
     runtime.memory.release()
     scratch = limits.tokens_per_block * shape.bytes_per_token
     return max(0, runtime.memory.free() - taken - scratch)
+
+
+def _largest_forward(
+    decoder: DeviceDecoder,
+    shape: KvShape,
+    limits: RowLimits,
+    runtime: DeviceRuntime,
+    memory: DeviceMemory,
+) -> int:
+    """Bytes that it takes beside weights, buffers and KV storage."""
+    inputs = largest_inputs(limits, decoder.max_seq_len)
+    num_blocks = int(inputs.slot_mapping.max()) // limits.tokens_per_block + 1
+    buffer = RowBuffer(limits, runtime)
+    storage = shape.allocate(num_blocks, limits.tokens_per_block, runtime.device)
+
+    def forward() -> None:
+        decoder.ops.likeliest(decoder.forward(buffer.take(inputs), storage))
+
+    return memory.largest_use(forward)

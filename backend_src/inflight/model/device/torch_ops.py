@@ -42,11 +42,8 @@ class TorchOps:
         query, key, value = torch.split(heads, counts, dim=1)
         query = _turned(_normalised(query, rules.q_norm, rules), rows.position_ids, rules)
         key = _turned(_normalised(key, rules.k_norm, rules), rows.position_ids, rules)
-        tokens_per_block = cache.shape[3]
-        blocks, offsets = (
-            rows.slot_mapping // tokens_per_block,
-            rows.slot_mapping % tokens_per_block,
-        )
+        tokens_per_block, slots = cache.shape[3], rows.slot_mapping
+        blocks, offsets = slots // tokens_per_block, slots % tokens_per_block
         cache[0][blocks, :, offsets] = key.to(cache.dtype)
         cache[1][blocks, :, offsets] = value.to(cache.dtype)
         out = torch.zeros_like(query)
