@@ -58,8 +58,8 @@ def load_runner(
     its built engine, which is built first where there is none; else transformers' classes (hf).
     Either has its packed logits compared with transformers' plain ones. On a GPU the fused runner
     takes the weights as they are (``device/load.py``), and its kernels are compared with torch.
-    ``progress``: of a build or of loading; None: it is logged. Raises CheckpointError when the checkpoint cannot be served, ConfigError for
-    keys that do not go together.
+    ``progress``: of a build, or of loading; None: it is logged. Raises CheckpointError when the
+    checkpoint cannot be served, ConfigError for keys that do not go together.
     """
     torch.set_num_threads(config.num_threads or usable_cores())
     device = choose_device(config.device)
