@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +29,7 @@ from inflight.model.native_attention import NativeAttentionBackend, unsupported_
 from inflight.model.runner import ModelRunner
 from inflight.model.torch_attention import TorchAttention
 from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK
+from inflight.native.cpu import usable_cores
 from inflight.native.kv_storage import KV_KINDS
 from inflight.native.library import NativeLibrary, load_native
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 # transformers takes seconds to import and a built engine does not need it: what does is imported
 # where it is called.
-
-CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 
 _LOG = logging.getLogger(__name__)
 
@@ -119,19 +116,6 @@ def load_hf_runner(
     probe(model, _attention(model, config, library, dtype))
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
     return HfRunner(model, _attention(model, config, library, kv_dtype))
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, capped by the quota of its control group."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    try:
-        quota, period = CPU_QUOTA_FILE.read_text(encoding="ascii").split()
-        return max(1, min(cores, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no control group, or "max": no quota
-        return cores
 
 
 def why_not_native(
