@@ -81,18 +81,26 @@ def measure_without_graphs(bench: Bench, with_graphs: Mapping[int, float]) -> No
 
 def measure(bench: Bench) -> None:
     """What is asked for first comes first: the suite may end the stage at any time."""
+    rates, rate = measure_engine(bench)
+    free_memory(bench.device)
+    measure_eager(bench, rate)
+    measure_without_graphs(bench, rates)
+    free_memory(bench.device)
+    measure_block_moves(bench)
+    measure_tiers(bench)
+
+
+def measure_engine(bench: Bench) -> tuple[dict[int, float], float]:
+    """Tokens per second by batch size, and at that of eager transformers."""
     scale = bench.scale
     began = time.perf_counter()
     with bench.engine() as executor:
-        emit(Row(what=f"{bench.name} engine ready", value=time.perf_counter() - began, unit="s"))
+        ready = time.perf_counter() - began
+        emit(Row(what=f"{bench.name} engine ready", value=ready, unit="s"))
         rates = measure_generation(bench, executor)
         measure_context(bench, executor)
         prompts = bench.prompts(scale.eager_batch, scale.prompt_length)
-        rate = generation_rate(executor, prompts, scale.num_tokens)
-    measure_eager(bench, rate)
-    measure_without_graphs(bench, rates)
-    measure_block_moves(bench)
-    measure_tiers(bench)
+        return rates, generation_rate(executor, prompts, scale.num_tokens)
 
 
 def main() -> None:
