@@ -20,11 +20,10 @@ class HostPool:
     def __init__(
         self, num_places: int, place_bytes: int, register: Callable[[Tensor], None]
     ) -> None:
-        """``register``: of the DeviceRuntime. Raises MemoryError where there is no room for the
+        """At least one place. ``register``: of the DeviceRuntime. Raises MemoryError where there is no room for the
         addresses."""
         self._buffer = untouched_memory((num_places, place_bytes), torch.uint8)
-        if num_places:
-            register(self._buffer)
+        register(self._buffer)
         self._free = list(range(num_places))
 
     @property
