@@ -76,9 +76,7 @@ def test_half_precision_is_nearer_to_fp32_than_transformers(
 
 
 @pytest.mark.parametrize("case", ["llama", "llama with biases", "gemma2"])
-def test_fp8_costs_what_rounding_weights_and_activations_to_three_bits_does(
-    case: str, tmp_path: Path
-) -> None:
+def test_fp8_costs_what_rounding_to_three_bits_does(case: str, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, case)
     exact, rounded = logits_of(runner_of(directory, "bf16")), logits_of(runner_of(directory, "fp8"))
     error = float(np.sqrt(np.mean((rounded - exact) ** 2)) / exact.std())

@@ -20,8 +20,8 @@ class HostPool:
     def __init__(
         self, num_places: int, place_bytes: int, register: Callable[[Tensor], None]
     ) -> None:
-        """At least one place. ``register``: of the DeviceRuntime. Raises MemoryError where there is no room for the
-        addresses."""
+        """At least one place. ``register``: of the DeviceRuntime. Raises MemoryError where there is
+        no room for the addresses."""
         self._buffer = untouched_memory((num_places, place_bytes), torch.uint8)
         register(self._buffer)
         self._free = list(range(num_places))

@@ -170,10 +170,10 @@ def prove_kernels(
         max_blocks_per_sequence=NUM_BLOCKS,
         tokens_per_block=tokens_per_block,
     )
-    buffer = RowBuffer(limits, runtime)
     token_ids = probe_token_ids(decoder.spec.vocab_size)
     logits = []
     with runtime.computing():
+        buffer = RowBuffer(limits, runtime)
         for some in (decoder, reference):
             storage = shape.allocate(NUM_BLOCKS, tokens_per_block, runtime.device)
 

@@ -38,7 +38,8 @@ class DeviceRows:
 
 
 class RowBuffer:
-    """A buffer of the host and its copy on the device, both made once."""
+    """A buffer of the host and its copy on the device, both made once; all of it is used inside of
+    ``computing``."""
 
     def __init__(self, limits: RowLimits, runtime: DeviceRuntime) -> None:
         layout = RowLayout.of(limits)

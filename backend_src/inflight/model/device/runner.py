@@ -76,8 +76,8 @@ class DeviceRunner:
         self._spec.check_tokens_per_block(tokens_per_block, "the fused runner")
         assert self._buffer is None and tokens_per_block == self._limits.tokens_per_block
         self.kv_cache.allocate(num_blocks, tokens_per_block)
-        self._buffer = RowBuffer(self._limits, self._runtime)
         with self._runtime.computing():
+            self._buffer = RowBuffer(self._limits, self._runtime)
             for num_rows in (1, self._limits.max_batch_size):
                 rows = self._generations(num_rows)
                 self.decoder.ops.likeliest(self.decoder.forward(rows, self.kv_cache.storage))
