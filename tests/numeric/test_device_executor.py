@@ -119,6 +119,33 @@ class RunsOutOnce(TorchOps):
         return super().attend(*arguments)
 
 
+class FailingRuntime(PlainRuntime):
+    """Like a card after a kernel has read what is not there: nothing works from then on."""
+
+    has_failed = False
+
+    def check(self) -> None:
+        if self.has_failed:
+            raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_a_device_that_fails_for_good_ends_the_engine(tmp_path: Path) -> None:
+    runtime = FailingRuntime(torch.device("cpu"))
+    config = InflightConfig(dtype="fp32", max_num_tokens=40, max_batch_size=8, max_seq_len=96,
+                            tokens_per_block=16, cuda_graph_mode=False)  # fmt: skip
+    runner = load_device_runner(tiny_checkpoint(tmp_path), config, runtime)
+    ops = RunsOutOnce()
+    runner.decoder.ops = ops
+    with Executor(runner, ENGINE) as executor:
+        ops.is_full = runtime.has_failed = True
+        request = Request(input_token_ids=tuple(PROMPTS[0]), max_tokens=NUM_TOKENS)
+        (response,) = executor.await_responses(executor.enqueue_request(request), timeout=30)
+        assert isinstance(response.error, RequestFailedError)
+        with pytest.raises(RequestFailedError, match="the engine has stopped on an error"):
+            executor.enqueue_request(request)
+        assert not executor.is_healthy
+
+
 def test_running_out_of_memory_ends_one_batch_and_the_engine_goes_on(tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path)
     expected = greedy(directory)

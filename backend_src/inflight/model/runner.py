@@ -93,7 +93,8 @@ class ModelRunner(Protocol):
         ...
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
-        """Computes the rows, writing their K and V into the slots. Raises ForwardError."""
+        """Computes the rows, writing their K and V into the slots. Raises ForwardError, or
+        EngineError where no later forward can succeed."""
         ...
 
     def copy_blocks(

@@ -72,6 +72,9 @@ class CudaRuntime:
         torch.cuda.current_stream(self.device).synchronize()
         return copy
 
+    def check(self) -> None:
+        torch.cuda.synchronize(self.device)
+
     def capture(self, work: Callable[[], Outputs]) -> CudaReplay:
         """Raises torch.OutOfMemoryError."""
         for _ in range(WARM_UP_RUNS):

@@ -39,6 +39,9 @@ class PlainRuntime:
     def to_host(self, tensor: Tensor) -> Tensor:
         return tensor.detach().cpu().clone()
 
+    def check(self) -> None:
+        pass
+
     def capture(self, work: Callable[[], Outputs]) -> PlainReplay:
         return PlainReplay(work)
 

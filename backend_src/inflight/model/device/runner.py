@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight.errors import ForwardError
+from inflight.errors import EngineError, ForwardError
 from inflight.kernels.kv_layout import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.model.device.forward import DeviceDecoder
 from inflight.model.device.graphs import GenerationGraphs
@@ -153,10 +153,14 @@ class DeviceRunner:
 
     def _fail(self, error: Exception, num_rows: int) -> NoReturn:
         """Raises ForwardError. After memory has run out, what was computed so far is dropped, so
-        that the next iteration finds room."""
+        that the next iteration finds room. Raises EngineError where there will be no next one."""
         if isinstance(error, torch.OutOfMemoryError) and self._runtime.memory is not None:
             traceback.clear_frames(error.__traceback__)
             self._runtime.memory.release()
+        try:
+            self._runtime.check()
+        except RuntimeError:
+            raise EngineError(f"{self.spec.device} has failed: {type(error).__name__}") from error
         raise ForwardError(
             f"the forward pass of {num_rows} rows failed: {type(error).__name__}"
         ) from error

@@ -84,6 +84,10 @@ class DeviceRuntime(Protocol):
         """A copy on the host; waits for it."""
         ...
 
+    def check(self) -> None:
+        """Raises RuntimeError where the device does nothing any more for this process."""
+        ...
+
     def capture(self, work: Callable[[], Outputs]) -> Replay:
         """Runs ``work`` and records it: its kernels, their addresses and every number of the host.
         It must not wait for the device."""
