@@ -15,8 +15,8 @@
     ├── BatchError              radius one batch: its requests get an error, the engine goes on
     │   ├── ForwardError            the model's forward pass or the sampler raised
     │   └── OutOfBlocksError        a plan asked for more KV blocks than exist (nothing was taken)
-    └── EngineError             radius the engine: everybody gets an error, the executor stops;
-        │                           also raised where a device has failed for good
+    └── EngineError             radius the engine: everybody gets an error, the executor stops
+        │                           (itself: a device that does nothing any more)
         └── IntegrityError          the KV cache's books do not add up: a bug of ours
 
 This module imports nothing.

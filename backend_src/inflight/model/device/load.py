@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from inflight.api.config import InflightConfig
 from inflight.errors import CheckpointError, ConfigError
@@ -27,7 +25,7 @@ from inflight.model.device.linears import (
 )
 from inflight.model.device.ops import DeviceOps
 from inflight.model.device.plain_runtime import PlainRuntime
-from inflight.model.device.rows import RowBuffer
+from inflight.model.device.proof import prove_kernels
 from inflight.model.device.runner import DeviceRunner
 from inflight.model.device.runtime import DeviceRuntime
 from inflight.model.device.sizing import measure_kv_memory
@@ -39,18 +37,6 @@ from inflight.model.fused.decoder_tensors import DecoderTensors
 from inflight.model.fused.load import read_spec, why_not_fused
 from inflight.model.fused.spec import DecoderSpec
 from inflight.model.fused.tensors import CheckpointTensors, has_safetensors
-from inflight.model.probe import (
-    MAX_NUM_TOKENS,
-    NUM_BLOCKS,
-    check_equal,
-    packed_logits,
-    probe_token_ids,
-)
-from inflight.model.runner import PackedInputs
-
-_LOG = logging.getLogger(__name__)
-
-_PROOF_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def make_runtime(device: torch.device) -> DeviceRuntime:
@@ -137,8 +123,9 @@ def make_device_runner(
             weights = _load_weights(tensors, spec, form, runtime, progress)
             ops = _make_ops(spec, config, kv_dtype, runtime)
             decoder = DeviceDecoder(spec, weights, ops, max_seq_len=max_seq_len)
-        progress("comparing kernels with torch", 1.0)
-        prove_kernels(decoder, shape, limits.tokens_per_block, runtime)
+        if not isinstance(ops, TorchOps):
+            progress("comparing kernels with torch", 1.0)
+            prove_kernels(decoder, shape, limits.tokens_per_block, runtime)
         kv_memory_bytes = measure_kv_memory(decoder, shape, limits, runtime)
     except torch.OutOfMemoryError:
         raise CheckpointError(
@@ -150,42 +137,9 @@ def make_device_runner(
         DeviceKvCache(shape, ops, runtime, config.kv_cache_host_memory_bytes),
         runtime,
         limits=limits,
-        graph_sizes=_graph_sizes(config),
+        graph_sizes=_graph_sizes(config, runtime),
         kv_memory_bytes=kv_memory_bytes,
     )
-
-
-def prove_kernels(
-    decoder: DeviceDecoder, shape: KvShape, tokens_per_block: int, runtime: DeviceRuntime
-) -> float:
-    """How far the packed, chunked logits of the decoder's operations are from those of torch on the
-    same weights, relative to their spread. Raises CheckpointError when that is more than rounding
-    explains."""
-    reference = DeviceDecoder(
-        decoder.spec, decoder.weights, TorchOps(), max_seq_len=decoder.max_seq_len
-    )
-    limits = RowLimits(
-        max_num_tokens=MAX_NUM_TOKENS,
-        max_batch_size=2,
-        max_blocks_per_sequence=NUM_BLOCKS,
-        tokens_per_block=tokens_per_block,
-    )
-    token_ids = probe_token_ids(decoder.spec.vocab_size)
-    logits = []
-    with runtime.computing():
-        buffer = RowBuffer(limits, runtime)
-        for some in (decoder, reference):
-            storage = shape.allocate(NUM_BLOCKS, tokens_per_block, runtime.device)
-
-            def forward(
-                inputs: PackedInputs, some: DeviceDecoder = some, storage: Tensor = storage
-            ) -> Tensor:
-                return runtime.to_host(some.forward(buffer.take(inputs), storage))
-
-            logits.append(packed_logits(forward, tokens_per_block, token_ids).flatten(0, 1))
-    deviation = check_equal(*logits, "fused", _PROOF_DTYPES[decoder.dtype])
-    _LOG.info("logits of the kernels differ from torch's by %.2g of their spread", deviation)
-    return deviation
 
 
 def _load_weights(
@@ -241,7 +195,9 @@ def _why_no_kernels(config: InflightConfig) -> str | None:
     return None
 
 
-def _graph_sizes(config: InflightConfig) -> tuple[int, ...]:
-    if not config.cuda_graph_mode:
+def _graph_sizes(config: InflightConfig, runtime: DeviceRuntime) -> tuple[int, ...]:
+    # Torch's attention waits for the device, which no graph of a GPU can hold.
+    waits = config.attention_backend == "torch" and runtime.device.type == "cuda"
+    if waits or not config.cuda_graph_mode:
         return ()
     return bucket_sizes(config.max_batch_size, config.cuda_graph_cache_size)
