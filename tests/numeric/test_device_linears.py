@@ -70,10 +70,3 @@ def test_each_row_has_its_own_scale() -> None:
     spread = weight.norm(dim=1)[None] * x.norm(dim=1)[:, None]
     assert float(((got - exact).abs() / spread).max()) < ROUNDING / 2
     assert float((got - exact).abs().max()) > 0
-
-
-def test_fp8_weights_take_half_the_bytes() -> None:
-    weight = torch.randn(32, 64).bfloat16()
-    linear = Fp8Linear(weight, None, reference_scaled_product)
-    assert linear.num_bytes == 32 * 64 + 32 * 4
-    assert DenseLinear(weight, None).num_bytes == 2 * 32 * 64

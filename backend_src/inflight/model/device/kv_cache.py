@@ -7,7 +7,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inflight.errors import ConfigError
 from inflight.kernels.kv_layout import KvShape
 from inflight.model.device.host_pool import HostPool
 from inflight.model.device.ops import DeviceOps
@@ -97,9 +96,3 @@ class DeviceKvCache:
 
     def _ids(self, ids: npt.NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(ids).to(self._runtime.device, non_blocking=True)
-
-
-def check_kv_dtype(dtype: torch.dtype, name: str) -> None:
-    """``name``: the value of the key. Raises ConfigError for one that devices do not store."""
-    if not dtype.is_floating_point:
-        raise ConfigError(f"kv_cache_dtype: {name}: stored on a CPU only")

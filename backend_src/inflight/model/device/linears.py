@@ -23,11 +23,6 @@ ScaledProduct = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 
 
 class DeviceLinear(Protocol):
-    @property
-    def num_bytes(self) -> int:
-        """Of the weights."""
-        ...
-
     def __call__(self, x: Tensor) -> Tensor:
         """[T, n], new, in x's dtype: x [T, k] W^T + bias."""
         ...
@@ -38,10 +33,6 @@ class DenseLinear:
         """W [n, k] and bias [n] of one dtype, that of the activations."""
         self.weight = weight
         self.bias = bias
-
-    @property
-    def num_bytes(self) -> int:
-        return self.weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -62,10 +53,6 @@ class Fp8Linear:
         self.weight, self.scales = quantize_rows(weight)
         self.bias = bias
         self._product = product
-
-    @property
-    def num_bytes(self) -> int:
-        return self.weight.nbytes + self.scales.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, scales = quantize_rows(x)

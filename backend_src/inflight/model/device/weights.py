@@ -51,14 +51,6 @@ class DeviceWeights:
     head: DenseLinear
     """Never in fp8: logits lie close together."""
 
-    @property
-    def bytes_read(self) -> int:
-        """What one iteration reads of the weights, whatever its rows are."""
-        linears: list[DeviceLinear] = [self.head]
-        for layer in self.layers:
-            linears += [layer.qkv, layer.output, layer.mlp.up, layer.mlp.down]
-        return sum(linear.num_bytes for linear in linears)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
