@@ -7,7 +7,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-python3}
-archive=${CARRIED:-build/gpu/carried.tar.xz}
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+archive=${CARRIED:-build/gpu/carried-$version.tar.xz}
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

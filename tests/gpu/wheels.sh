@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes build/gpu/carried.tar.xz: what tests/gpu/run.sh needs on a machine without a network that
-# has Python 3.12, torch and transformers. Run it where pip works; names given are added to it.
+# Makes build/gpu/carried-3.12.tar.xz: what tests/gpu/run.sh needs on a machine without a network that
+# has that Python (PYTHON_VERSION names another), torch and transformers. Run it where pip works;
+# packages given are added to it.
 #
 #   site/     pydantic and what it needs
 #   server/   NVIDIA's tritonserver with the stub of that Python, and numpy 1.26, which the stub needs
@@ -11,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-python3}
 version=${PYTHON_VERSION:-3.12}
-archive=build/gpu/carried.tar.xz
+archive=build/gpu/carried-$version.tar.xz
 most_bytes=$((64 << 20))
 
 scratch=$(mktemp -d)
@@ -43,7 +44,7 @@ if [[ -n ${LIBPYTHON:-} ]]; then
 fi
 
 mkdir -p "$(dirname "$archive")"
-tar -C "$scratch/carried" -cf - site server | xz -T0 -9 >"$archive"
+tar -C "$scratch/carried" -cf - site server | xz -T0 >"$archive"
 carried=$(stat -c %s "$archive")
 tree=$(git ls-files -z | xargs -0 stat -c %s | awk '{sum += $1} END {print sum}')
 printf '%s: %d bytes; with the tree %d of %d\n' "$archive" "$carried" $((carried + tree)) $most_bytes

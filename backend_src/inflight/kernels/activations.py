@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from inflight.kernels.functions import sigmoid
 from inflight.kernels.language import Int, Pointer, jit, tiles, tl
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
@@ -71,12 +72,12 @@ def _activate(
 @jit()
 def _activated(x: Pointer, ACTIVATION: tl.constexpr) -> Pointer:
     if ACTIVATION == "silu":
-        y = x * tl.sigmoid(x)
+        y = x * sigmoid(x)
     elif ACTIVATION == "gelu":
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
         # 0.5 * (1 + tanh(z)) is the sigmoid of 2z; 1.5957.. is 2 * sqrt(2 / pi).
-        y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        y = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     else:
         y = tl.maximum(x, 0.0)
         if ACTIVATION == "relu2":

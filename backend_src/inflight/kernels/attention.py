@@ -115,7 +115,10 @@ def attend(
     cache, with the numbers of a row side by side. Rows of ``out`` that belong to no sequence keep
     what they hold. Slots outside the sequences are never read into a result.
     """
-    assert query.shape == out.shape and query[0].is_contiguous() and out[0].is_contiguous()
+    assert query.shape == out.shape and query.stride()[1:] == out.stride()[1:] == (
+        query.shape[2],
+        1,
+    )
     assert query.dtype == cache.dtype and cache.is_contiguous() and cache.shape[4] == query.shape[2]
     if rows.num_context_sequences and rows.num_context_tokens:
         _attend_contexts(query, cache, rows, rules, out, plan)

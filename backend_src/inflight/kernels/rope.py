@@ -52,7 +52,8 @@ def rope_and_write(
     num_kv_heads, tokens_per_block = cache.shape[2], cache.shape[3]
     head_dim, width = rules.head_dim, (rules.num_heads + 2 * num_kv_heads) * rules.head_dim
     assert qkv.shape == (num_rows, width) and qkv.stride(1) == 1
-    assert query.shape == (num_rows, rules.num_heads, head_dim) and query[0].is_contiguous()
+    assert query.shape == (num_rows, rules.num_heads, head_dim)
+    assert query.stride()[1:] == (head_dim, 1)
     assert cache.shape[4] == head_dim and cache.is_contiguous()
     assert slots.shape == positions.shape and positions.is_contiguous() and slots.is_contiguous()
     if num_rows == 0:
@@ -89,7 +90,7 @@ def rope_and_write(
     )
 
 
-@jit()
+@jit(("positions_ptr", "slots_ptr"))
 def _rope_and_write(
     qkv_ptr: Pointer,
     query_ptr: Pointer,
