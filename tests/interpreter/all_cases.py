@@ -16,13 +16,13 @@ HEAD = """# What the GPU kernels are held to
 Written by `python -m tests.interpreter.all_cases docs/gpu_kernels.md`; a test keeps it current.
 
 Each line is a kernel of `backend_src/inflight/kernels` on one shape. In every dtype named it equals
-a torch reference in float64: under Triton's interpreter with `bash scripts/test -m interpreter`, and
-on a card, with the same cases, with `python -m tests.gpu.kernel_correctness`.
+a torch reference in float64: under Triton's interpreter (`bash scripts/test -m interpreter`), and
+on a card, with the same cases, in `python -m tests.gpu.kernel_correctness`.
 
-Outputs, unused slots and the room for partial sums are NaN before the call, block tables are random,
-and what a kernel must not touch is compared with what it was. Each dtype is held to the rounding of
-its own results. The interpreter's products of bf16 are wrong, so products of fp16 and bf16 are taken
-in fp32 there; it also cuts bf16 off where a card rounds it.
+Outputs, unused slots and the room for partial sums are NaN before the call, block tables are
+random, and what a kernel must not touch is compared with what it was. Each dtype is held to the
+rounding of its own results. The interpreter's products of bf16 are wrong, so there products of fp16
+and bf16 are taken in fp32; it also cuts bf16 off where a card rounds it.
 """
 
 CASES: tuple[Case, ...] = (*layer_cases(), *attention_cases(), *storage_cases())

@@ -9,7 +9,10 @@ from __future__ import annotations
 from inflight.kernels.functions import tanh
 from inflight.kernels.language import Float, Int, Pointer, jit, tl
 
-_VARYING = ("first_sequence", "num_sequences", "num_splits", "table_stride", "window")
+_VARYING = (
+    *("starts_ptr", "lengths_ptr", "tables_ptr"),
+    *("first_sequence", "num_sequences", "num_splits", "table_stride", "window"),
+)
 
 
 @jit(_VARYING)
@@ -104,38 +107,25 @@ def attend_tile(
     if DOT_IN_FP32:
         query = query.to(tl.float32)
     table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
-    for first_key in range(begin, end, KEYS):
-        keys = first_key + tl.arange(0, KEYS)
-        is_key = keys < end
-        # What is not in the sequence is never read: it may hold NaN, and 0 * NaN is NaN.
-        is_stored = is_key[:, None] & is_dim[None, :]
-        blocks = tl.load(table_ptr + keys // TOKENS_PER_BLOCK, mask=is_key, other=0).to(tl.int64)
-        in_block = (kv_head * TOKENS_PER_BLOCK + keys % TOKENS_PER_BLOCK) * HEAD_DIM
-        key_ptrs = cache_ptr + (blocks * block_stride + in_block)[:, None] + dims[None, :]
-        key = tl.load(key_ptrs, mask=is_stored, other=0.0)
-        if DOT_IN_FP32:
-            key = key.to(tl.float32)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-        if HAS_SOFTCAP:
-            scores = softcap * LOG2E * tanh(scores * (scale / softcap))
-        else:
-            scores = scores * (scale * LOG2E)
-        is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
-        if HAS_WINDOW:
-            is_seen &= keys[None, :] > positions[:, None] - window
-        scores = tl.where(is_seen, scores, float("-inf"))
-        raised = tl.maximum(largest, tl.max(scores, axis=1))
-        # A row that has seen nothing yet has no largest score to subtract.
-        subtracted = tl.where(raised == float("-inf"), 0.0, raised)
-        weights = tl.exp2(scores - subtracted[:, None])
-        shrink = tl.exp2(largest - subtracted)
-        value = tl.load(key_ptrs + value_offset, mask=is_stored, other=0.0)
-        if DOT_IN_FP32:
-            value = value.to(tl.float32)
-        total = total * shrink + tl.sum(weights, axis=1)
-        summed = summed * shrink[:, None]
-        summed = tl.dot(weights.to(value.dtype), value, summed, input_precision="ieee")
-        largest = raised
+    head_ptr = cache_ptr + kv_head * TOKENS_PER_BLOCK * HEAD_DIM
+    masked = begin
+    if not HAS_WINDOW:
+        # Most keys are seen by every row of the tile, and need no questions asked.
+        masked = tl.minimum(tl.maximum(first_position + 1, begin), end) // KEYS * KEYS
+        for first_key in range(begin, masked, KEYS):
+            largest, total, summed = _add_keys(
+                largest, total, summed, query, positions, first_key, end,
+                head_ptr, table_ptr, value_offset, block_stride, window, scale, softcap,
+                HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, False, HAS_WINDOW, HAS_SOFTCAP,
+                DOT_IN_FP32,
+            )  # fmt: skip
+    for first_key in range(masked, end, KEYS):
+        largest, total, summed = _add_keys(
+            largest, total, summed, query, positions, first_key, end,
+            head_ptr, table_ptr, value_offset, block_stride, window, scale, softcap,
+            HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, True, HAS_WINDOW, HAS_SOFTCAP,
+            DOT_IN_FP32,
+        )  # fmt: skip
 
     if IS_SPLIT:
         place = (tile.to(tl.int64) * NUM_HEADS + heads) * num_splits + split
@@ -146,6 +136,73 @@ def attend_tile(
         result = summed / tl.where(total == 0.0, 1.0, total)[:, None]
         out_ptrs = out_ptr + (row_ids * out_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
         tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=is_in)
+
+
+@jit()
+def _add_keys(
+    largest: Pointer,
+    total: Pointer,
+    summed: Pointer,
+    query: Pointer,
+    positions: Pointer,
+    first_key: Int,
+    end: Int,
+    head_ptr: Pointer,
+    table_ptr: Pointer,
+    value_offset: Int,
+    block_stride: Int,
+    window: Int,
+    scale: Float,
+    softcap: Float,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    TOKENS_PER_BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    DOT_IN_FP32: tl.constexpr,
+) -> Pointer:
+    """The running softmax after KEYS more keys; IS_MASKED: not all of them count for all rows."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    keys = first_key + tl.arange(0, KEYS)
+    dims = tl.arange(0, HEAD_BLOCK)
+    is_key = keys < end
+    is_stored = (dims < HEAD_DIM)[None, :]
+    if IS_MASKED:
+        # What is not in the sequence is never read: it may hold NaN, and 0 * NaN is NaN.
+        is_stored = is_stored & is_key[:, None]
+        blocks = tl.load(table_ptr + keys // TOKENS_PER_BLOCK, mask=is_key, other=0)
+    else:
+        blocks = tl.load(table_ptr + keys // TOKENS_PER_BLOCK)
+    blocks = blocks.to(tl.int64)
+    places = blocks * block_stride + keys % TOKENS_PER_BLOCK * HEAD_DIM
+    key_ptrs = head_ptr + places[:, None] + dims[None, :]
+    key = tl.load(key_ptrs, mask=is_stored, other=0.0)
+    if DOT_IN_FP32:
+        key = key.to(tl.float32)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if HAS_SOFTCAP:
+        scores = softcap * LOG2E * tanh(scores * (scale / softcap))
+    else:
+        scores = scores * (scale * LOG2E)
+    if IS_MASKED:
+        is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
+        if HAS_WINDOW:
+            is_seen &= keys[None, :] > positions[:, None] - window
+        scores = tl.where(is_seen, scores, float("-inf"))
+    raised = tl.maximum(largest, tl.max(scores, axis=1))
+    # A row that has seen nothing yet has no largest score to subtract.
+    subtracted = tl.where(raised == float("-inf"), 0.0, raised)
+    weights = tl.exp2(scores - subtracted[:, None])
+    shrink = tl.exp2(largest - subtracted)
+    value = tl.load(key_ptrs + value_offset, mask=is_stored, other=0.0)
+    if DOT_IN_FP32:
+        value = value.to(tl.float32)
+    total = total * shrink + tl.sum(weights, axis=1)
+    summed = summed * shrink[:, None]
+    summed = tl.dot(weights.to(value.dtype), value, summed, input_precision="ieee")
+    return raised, total, summed
 
 
 @jit(_VARYING)

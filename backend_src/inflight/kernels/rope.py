@@ -90,7 +90,7 @@ def rope_and_write(
     )
 
 
-@jit()
+@jit(("positions_ptr", "slots_ptr"))
 def _rope_and_write(
     qkv_ptr: Pointer,
     query_ptr: Pointer,
