@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -68,11 +68,22 @@ def look_at_card() -> Finding:
     return Finding(what="GPU", found=found, means=f"bf16, {'FP8 too' if has_fp8 else 'no FP8'}")
 
 
-def look_at_torch_cuda() -> Finding:
-    """Whether torch, which decides what the engine computes on, sees the card.
+def look_at_torch_cuda(device: str) -> Finding:
+    """Whether torch sees the card that the key ``device`` asks for.
 
     torch is imported, in a process of its own, only where there is a driver.
     """
+    if device == "cpu":
+        means = "the engine computes on the CPU, as the configuration says"
+        return Finding(what="torch on GPU", found="not asked", means=means)
+    found = _torch_and_card()
+    if device != "cuda" or found.status is Status.GOOD and has_gpu():
+        return found
+    means = "device is cuda, and the engine cannot be loaded without a card"
+    return replace(found, means=means, status=Status.BAD, remedy=found.remedy or "--device auto")
+
+
+def _torch_and_card() -> Finding:
     if not has_gpu():
         return Finding(what="torch on GPU", found="not asked", means="there is no driver")
     try:
@@ -133,9 +144,9 @@ def read_card() -> Card:
         raise NoAnswerError(lines[0] if lines else "no line") from None
 
 
-def torch_uses_card() -> bool:
-    """What the engine would compute on: True for a card."""
-    if not has_gpu():
+def computes_on_card(device: str) -> bool:
+    """What the engine would compute on for a value of the key ``device``: True for a card."""
+    if device == "cpu" or not has_gpu():
         return False
     try:
         return _ask_torch()[1]
@@ -143,9 +154,9 @@ def torch_uses_card() -> bool:
         return False
 
 
-def free_on_card() -> int | None:
+def free_on_card(device: str) -> int | None:
     """Bytes; None where the engine computes on the CPU, or nobody tells."""
-    if not torch_uses_card():
+    if not computes_on_card(device):
         return None
     try:
         return read_card().free_bytes

@@ -89,10 +89,10 @@ def machine_with_driver(
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "has_gpu", lambda: False)
     assert accelerator.look_at_card().means == "the engine computes on the CPU"
-    assert accelerator.look_at_torch_cuda().found == "not asked"
+    assert accelerator.look_at_torch_cuda("auto").found == "not asked"
     assert accelerator.look_at_kernel_languages().status is Status.GOOD
-    assert accelerator.free_on_card() is None
-    assert not accelerator.torch_uses_card()
+    assert accelerator.free_on_card("auto") is None
+    assert not accelerator.computes_on_card("auto")
 
 
 def test_a_card_that_torch_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,10 +102,26 @@ def test_a_card_that_torch_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "NVIDIA H200, 139.6 GiB of 140.4 GiB free, driver 580.159.03, compute capability 9.0"
     )
     assert card.means == "bf16, FP8 too"
-    asked = accelerator.look_at_torch_cuda()
+    asked = accelerator.look_at_torch_cuda("auto")
     assert (asked.status, asked.means) == (Status.GOOD, "the engine computes on the GPU")
-    assert accelerator.torch_uses_card()
-    assert accelerator.free_on_card() == 143000 << 20
+    assert accelerator.computes_on_card("auto")
+    assert accelerator.free_on_card("auto") == 143000 << 20
+    assert accelerator.look_at_torch_cuda("cuda") == asked
+    assert accelerator.free_on_card("cpu") is None
+    assert "as the configuration says" in accelerator.look_at_torch_cuda("cpu").means
+
+
+@pytest.mark.parametrize(
+    ("driver", "answer", "remedy"),
+    [(False, "exit 1", "--device auto"), (True, "echo '[null, false]'", "pip install")],
+)
+def test_a_card_that_is_asked_for_and_not_there(
+    driver: bool, answer: str, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine_with_driver(monkeypatch, tmp_path, f"echo '{H200}'", answer)
+    monkeypatch.setattr(accelerator, "has_gpu", lambda: driver)
+    found = accelerator.look_at_torch_cuda("cuda")
+    assert found.status is Status.BAD and found.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +164,9 @@ def test_a_card_that_torch_does_not_use(
     tmp_path: Path,
 ) -> None:
     machine_with_driver(monkeypatch, tmp_path, f"echo '{H200}'", answer)
-    asked = accelerator.look_at_torch_cuda()
+    asked = accelerator.look_at_torch_cuda("auto")
     assert asked.status is status and asked.found.startswith(found)
-    assert accelerator.free_on_card() is None
+    assert accelerator.free_on_card("auto") is None
 
 
 @pytest.mark.parametrize(
