@@ -103,14 +103,14 @@ def _torch_and_card() -> Finding:
     return Finding(what="torch on GPU", found=found, means=means, status=Status.NOTE, remedy=remedy)
 
 
-def look_at_kernel_languages() -> Finding:
-    """Triton's language and what it compiles with, and FlashInfer where it is."""
-    there = {name: installed_version(name) for name in ("triton", "flashinfer-python")}
-    found = ", ".join(f"{name} {number or 'is not installed'}" for name, number in there.items())
+def look_at_kernel_language() -> Finding:
+    """Triton's language, in which the kernels for a card are written, and what it compiles with."""
+    triton = installed_version("triton")
+    found = f"triton {triton or 'is not installed'}"
     if not has_gpu():
-        return Finding(what="GPU kernels", found=found, means="only a GPU needs them")
+        return Finding(what="GPU kernels", found=found, means="only a GPU needs it")
     lacking = _lacking_to_compile()
-    if there["triton"] and not lacking:
+    if triton and not lacking:
         means = "kernels are compiled for the card"
         return Finding(what="GPU kernels", found=found, means=means)
     return Finding(
@@ -118,7 +118,7 @@ def look_at_kernel_languages() -> Finding:
         found="; ".join([found, *(f"no {thing}" for thing in lacking)]),
         means="transformers' classes run on the card, slower",
         status=Status.NOTE,
-        remedy="apt-get install g++ python3-dev" if there["triton"] else "pip install triton",
+        remedy="apt-get install g++ python3-dev" if triton else "pip install triton",
     )
 
 

@@ -38,7 +38,7 @@ def _looks(plan: Plan) -> Sequence[tuple[str, Callable[[], Finding]]]:
         ("kernels", processor.look_at_compiler),
         ("GPU", accelerator.look_at_card),
         ("torch on GPU", lambda: accelerator.look_at_torch_cuda(config.device)),
-        ("GPU kernels", accelerator.look_at_kernel_languages),
+        ("GPU kernels", accelerator.look_at_kernel_language),
         ("libraries", engine.look_at_libraries),
         ("checkpoint", lambda: engine.look_at_checkpoint(config)),
         ("runner", lambda: engine.look_at_runner(config, _place(config.device))),

@@ -90,7 +90,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "has_gpu", lambda: False)
     assert accelerator.look_at_card().means == "the engine computes on the CPU"
     assert accelerator.look_at_torch_cuda("auto").found == "not asked"
-    assert accelerator.look_at_kernel_languages().status is Status.GOOD
+    assert accelerator.look_at_kernel_language().status is Status.GOOD
     assert accelerator.free_on_card("auto") is None
     assert not accelerator.computes_on_card("auto")
 
@@ -172,7 +172,7 @@ def test_a_card_that_torch_does_not_use(
 @pytest.mark.parametrize(
     ("triton", "headers", "compiler", "found", "remedy"),
     [
-        ("3.6.0", True, True, "triton 3.6.0, flashinfer-python 3.6.0", ""),
+        ("3.6.0", True, True, "triton 3.6.0", ""),
         (None, True, True, "triton is not installed", "pip install triton"),
         ("3.6.0", False, True, "no Python headers", "apt-get install g++ python3-dev"),
         ("3.6.0", True, False, "no C compiler", "apt-get install g++ python3-dev"),
@@ -195,7 +195,7 @@ def test_what_compiles_kernels_for_a_card(
     monkeypatch.setattr(accelerator, "installed_version", lambda package: triton)
     monkeypatch.setattr(accelerator.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    kernels = accelerator.look_at_kernel_languages()
+    kernels = accelerator.look_at_kernel_language()
     assert found in kernels.found and kernels.remedy == remedy
     assert kernels.status is (Status.NOTE if remedy else Status.GOOD)
 
