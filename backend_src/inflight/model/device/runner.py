@@ -49,6 +49,8 @@ class DeviceRunner:
         self._graph_sizes = tuple(graph_sizes)
         self._buffer: RowBuffer | None = None
         self._graphs: GenerationGraphs | None = None
+        self._logits = torch.empty(0)
+        """Where all graphs leave their logits: they are large."""
         self._spec = ModelSpec(
             vocab_size=decoder.spec.vocab_size,
             max_position_embeddings=decoder.spec.max_position_embeddings,
@@ -149,7 +151,6 @@ class DeviceRunner:
         logits = self._logits[:num_rows]
 
         def work() -> Outputs:
-            # All graphs leave their logits in one place: they are large.
             logits.copy_(self.decoder.forward(rows, self.kv_cache.storage))
             return logits, self.decoder.ops.likeliest(logits)
 
