@@ -27,8 +27,8 @@ class Scale:
     shapes: Mapping[str, Mapping[str, Any]]
     targets: Mapping[int, float | None]
     """Of the roofline, by batch size."""
-    graph_batches: tuple[int, ...]
-    """Measured without graphs as well."""
+    variant_batches: tuple[int, ...]
+    """Measured in other configurations as well."""
     eager_batch: int
     prompt_length: int
     num_tokens: int
@@ -42,7 +42,7 @@ class Scale:
 CARD = Scale(
     shapes=SHAPES,
     targets={1: 0.8, 8: None, 64: 0.7, 256: None},
-    graph_batches=(1, 8, 64),
+    variant_batches=(1, 8, 64),
     eager_batch=32,
     prompt_length=128,
     num_tokens=96,
@@ -55,7 +55,7 @@ CARD = Scale(
 SMALL = Scale(
     shapes=TINY_SHAPES,
     targets={1: None, 4: None},
-    graph_batches=(4,),
+    variant_batches=(4,),
     eager_batch=4,
     prompt_length=8,
     num_tokens=12,

@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from inflight import Executor
+from inflight.model.device.load import make_runtime, tune_kernels
 from tests.gpu.engine_bench import CARD, SMALL, Bench, free_memory, generation_rate
 from tests.gpu.engine_eager import measure_eager
-from tests.gpu.engine_shapes import measure_ceilings
+from tests.gpu.engine_shapes import measure_ceilings, spec_of
 from tests.gpu.engine_tiers import measure_block_moves, measure_tiers
 from tests.gpu.rows import Outcome, Row, emit
 
@@ -63,18 +65,19 @@ def measure_context(bench: Bench, executor: Executor) -> None:
     )
 
 
-def measure_without_graphs(bench: Bench, with_graphs: Mapping[int, float]) -> None:
+def measure_variant(bench: Bench, what: str, rates: Mapping[int, float], **keys: Any) -> None:
+    """The same engine with other configuration keys; ``rates``: without these."""
     scale = bench.scale
-    with bench.engine(cuda_graph_mode=False) as executor:
-        for batch in scale.graph_batches:
+    with bench.engine(**keys) as executor:
+        for batch in scale.variant_batches:
             prompts = bench.prompts(batch, scale.prompt_length, seed=batch)
             rate = generation_rate(executor, prompts, scale.num_tokens)
             emit(
                 Row(
-                    what=f"{bench.name} generation without graphs, batch {batch}",
+                    what=f"{bench.name} generation {what}, batch {batch}",
                     value=rate,
                     unit="tokens/s",
-                    note=f"graphs: {with_graphs[batch] / rate:.2f} times as fast",
+                    note=f"{rate / rates[batch]:.2f} times",
                 )
             )
 
@@ -84,10 +87,11 @@ def measure(bench: Bench) -> None:
     rates, rate = measure_engine(bench)
     free_memory(bench.device)
     measure_eager(bench, rate)
-    measure_without_graphs(bench, rates)
+    measure_variant(bench, "without graphs", rates, cuda_graph_mode=False)
     free_memory(bench.device)
     measure_block_moves(bench)
     measure_tiers(bench)
+    measure_variant(bench, "with fp8 weights", rates, dtype="fp8")
 
 
 def measure_engine(bench: Bench) -> tuple[dict[int, float], float]:
@@ -106,7 +110,11 @@ def measure_engine(bench: Bench) -> tuple[dict[int, float], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="in small, on the stand-in")
+    parser.add_argument("--tune", action="store_true", help="measure the kernels' launches first")
     options = parser.parse_args()
+    if not options.cpu and not torch.cuda.is_available():
+        emit(Row(what="engine", outcome=Outcome.SKIPPED, note="torch sees no CUDA device"))
+        return
     scale = SMALL if options.cpu else CARD
     device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
     dtype = torch.float32 if options.cpu else torch.bfloat16
@@ -117,6 +125,13 @@ def main() -> None:
     for name, shape in scale.shapes.items():
         bench = Bench(name=name, shape=shape, scale=scale, device=device, ceilings=ceilings)
         try:
+            if options.tune:
+                tune_kernels(
+                    spec_of(shape),
+                    bench.config(),
+                    make_runtime(device),
+                    lambda what, share: print(what, flush=True),
+                )
             measure(bench)
         except Exception as error:  # the other shape is still worth its time
             emit(Row(what=name, outcome=Outcome.FAILED, note=f"{type(error).__name__}: {error}"))

@@ -14,8 +14,6 @@ from tests.gpu.rows import Row, emit
 
 NUM_PROMPTS = 12
 TOKENS_PER_BLOCK = 32
-NUM_BLOCKS = 16
-"""Brought back one after the other, before the device is waited for."""
 
 
 def measure_tiers(bench: Bench) -> None:
@@ -61,38 +59,31 @@ def measure_block_moves(bench: Bench) -> None:
     """One block at a time, as tiers move them, beside copies of as many bytes in pinned memory."""
     config = bench.config(kv_cache_host_memory_bytes=1 << 28)
     runner = bench.runner(config)
-    runner.allocate_kv_cache(NUM_BLOCKS, config.tokens_per_block)
+    runner.allocate_kv_cache(8, config.tokens_per_block)
     _measure_moves(bench, runner)
     del runner
     free_memory(bench.device)
 
 
 def _measure_moves(bench: Bench, runner: DeviceRunner) -> None:
-    ids = [np.array([block_id], dtype=np.int32) for block_id in range(NUM_BLOCKS)]
-    contents = runner.read_blocks(ids[0])
-    block_bytes, on_gpu = contents.nbytes, bench.device.type == "cuda"
-    pinned = torch.empty(block_bytes, dtype=torch.uint8, pin_memory=on_gpu)
-    on_device = torch.empty(block_bytes, dtype=torch.uint8, device=bench.device)
-
-    def onboard() -> None:
-        for block_id in ids:
-            runner.write_blocks(block_id, contents)
-
-    def copy_in() -> None:
-        for _ in ids:
-            on_device.copy_(pinned, non_blocking=True)
-
-    def copy_out() -> None:
-        pinned.copy_(on_device, non_blocking=True)
-
-    for what, count, move, copy in (
-        ("offload", 1, lambda: runner.read_blocks(ids[0]), copy_out),
-        ("onboard", NUM_BLOCKS, onboard, copy_in),
-    ):
-        gigabytes = count * block_bytes / 1e9
+    block_id = np.array([5], dtype=np.int32)
+    contents = runner.read_blocks(block_id)
+    on_gpu = bench.device.type == "cuda"
+    pinned = torch.empty(contents.nbytes, dtype=torch.uint8, pin_memory=on_gpu)
+    on_device = torch.empty(contents.nbytes, dtype=torch.uint8, device=bench.device)
+    moves: tuple[tuple[str, Callable[[], object], Callable[[], object]], ...] = (
+        ("offload", lambda: runner.read_blocks(block_id), lambda: pinned.copy_(on_device)),
+        (
+            "onboard",
+            lambda: runner.write_blocks(block_id, contents),
+            lambda: on_device.copy_(pinned),
+        ),
+    )
+    for what, move, copy in moves:
+        gigabytes = contents.nbytes / 1e9
         emit(
             Row(
-                what=f"{bench.name} {what} of blocks of {block_bytes >> 10} KiB",
+                what=f"{bench.name} {what} of a block of {contents.nbytes >> 10} KiB",
                 value=gigabytes / _best_seconds(bench.device, move),
                 unit="GB/s",
                 ceiling=gigabytes / _best_seconds(bench.device, copy),

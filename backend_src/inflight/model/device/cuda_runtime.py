@@ -26,8 +26,8 @@ class CudaRuntime:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.memory = CudaMemory(device)
-        self._compute = torch.cuda.Stream(device)
-        self._copy = torch.cuda.Stream(device)
+        self._compute = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copy = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
         """What all graphs take their memory from: only one runs at a time."""
 
@@ -53,7 +53,7 @@ class CudaRuntime:
         return torch.empty(count, dtype=dtype, pin_memory=True)
 
     def register(self, buffer: Tensor) -> None:
-        runtime = torch.cuda.cudart()
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         result = runtime.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
         if int(result) != 0:
             _LOG.warning(
@@ -91,7 +91,7 @@ class CudaRuntime:
 
 class CudaMark:
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
     def wait(self) -> None:

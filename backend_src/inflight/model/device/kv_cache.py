@@ -82,17 +82,14 @@ class DeviceKvCache:
     def write_blocks(
         self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
     ) -> None:
-        """As ``ModelRunner.write_blocks``; returns before the blocks are there, and what is
-        computed from now on finds them there.
-
-        A place of the pool may be given up at once: who takes it next writes there on the same
-        stream, after this.
-        """
+        """As ``ModelRunner.write_blocks``. It waits for the copy, because whoever calls it measures
+        how long blocks take."""
         # torch takes nothing read-only.
         writable = contents if contents.flags.writeable else contents.copy()
         with self._runtime.copying():
             source = torch.from_numpy(writable).to(self._runtime.device, non_blocking=True)
             self._ops.scatter_blocks(self.storage, self._ids(block_ids), source)
+            self._runtime.mark().wait()
 
     def _ids(self, ids: npt.NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(ids).to(self._runtime.device, non_blocking=True)

@@ -14,7 +14,7 @@ LARGEST_FP8 = torch.finfo(FP8_DTYPE).max
 FP8_MULTIPLE = 16
 """Rows and columns of fp8 weights are multiples of it."""
 
-_HAS_FP32_SUMS = "dtype" in torch.ops.aten.mm.overloads()
+_HAS_FP32_SUMS = hasattr(torch.ops.aten.mm, "dtype")
 """Of this torch's products on CUDA; other devices never have them."""
 
 ScaledProduct = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from inflight.api.config import InflightConfig
+from inflight.checkpoint.cache_folder import cache_root
 from inflight.errors import CheckpointError, ConfigError
 from inflight.kernels.kv_layout import (
     SUPPORTED_TOKENS_PER_BLOCK,
@@ -37,6 +40,14 @@ from inflight.model.fused.decoder_tensors import DecoderTensors
 from inflight.model.fused.load import read_spec, why_not_fused
 from inflight.model.fused.spec import DecoderSpec
 from inflight.model.fused.tensors import CheckpointTensors, has_safetensors
+
+if TYPE_CHECKING:
+    from inflight.kernels.tuning import AttentionShape
+
+_LOG = logging.getLogger(__name__)
+
+LAUNCHES_FILE = "kernels.json"
+"""In the cache folder: how kernels are best launched, as measured."""
 
 
 def make_runtime(device: torch.device) -> DeviceRuntime:
@@ -84,10 +95,34 @@ def load_device_runner(
     that do not go together.
     """
     spec = read_spec(checkpoint_directory)
+    tune_kernels(spec, config, runtime, progress)
     tensors = CheckpointTensors(checkpoint_directory, str(runtime.device))
     return make_device_runner(
         spec, DecoderTensors(tensors, spec), config, runtime, progress=progress
     )
+
+
+def tune_kernels(
+    spec: DecoderSpec,
+    config: InflightConfig,
+    runtime: DeviceRuntime,
+    progress: Callable[[str, float], None],
+) -> None:
+    """Measures on a GPU how its attention is best launched, unless that is known already. Takes
+    most of a minute, once for a card and a shape of heads."""
+    if runtime.device.type != "cuda" or config.attention_backend == "torch":
+        return
+    from inflight.kernels.tuning import is_measured, tune
+
+    file, shape = _launches_file(config), _attention_shape(spec, config, runtime)
+    if is_measured(file, shape, runtime.device):
+        return
+    progress("measuring kernels (once)", 0.0)
+    try:
+        with runtime.computing():
+            tune(file, shape, runtime.device)
+    except OSError as error:
+        _LOG.warning("cache_dir: %s: %s: measured kernels are not kept", file, error.strerror)
 
 
 def make_device_runner(
@@ -121,7 +156,7 @@ def make_device_runner(
     try:
         with runtime.computing():
             weights = _load_weights(tensors, spec, form, runtime, progress)
-            ops = _make_ops(spec, config, kv_dtype, runtime)
+            ops = _make_ops(spec, config, runtime)
             decoder = DeviceDecoder(spec, weights, ops, max_seq_len=max_seq_len)
         if not isinstance(ops, TorchOps):
             progress("comparing kernels with torch", 1.0)
@@ -169,19 +204,37 @@ def _scaled_product(config: InflightConfig, runtime: DeviceRuntime) -> ScaledPro
     return scaled_product
 
 
-def _make_ops(
-    spec: DecoderSpec, config: InflightConfig, kv_dtype: torch.dtype, runtime: DeviceRuntime
-) -> DeviceOps:
+def _make_ops(spec: DecoderSpec, config: InflightConfig, runtime: DeviceRuntime) -> DeviceOps:
     """Kernels on a GPU unless the configuration wants torch; on other devices torch, unless it
     wants kernels, which run under their interpreter there."""
     wanted = config.attention_backend
     if wanted == "torch" or (wanted == "auto" and runtime.device.type != "cuda"):
         return TorchOps()
-    # Needs Triton, which not every machine has.
-    from inflight.kernels.launch import default_launches
+    # Need Triton, which not every machine has.
+    from inflight.kernels.tuning import launches_for
     from inflight.model.device.kernel_ops import KernelOps
 
-    return KernelOps(spec, default_launches(spec.head_dim, kv_dtype), runtime.device)
+    file, shape = _launches_file(config), _attention_shape(spec, config, runtime)
+    return KernelOps(spec, launches_for(file, shape, runtime.device), runtime.device)
+
+
+def _launches_file(config: InflightConfig) -> Path:
+    return cache_root(config.cache_dir) / LAUNCHES_FILE
+
+
+def _attention_shape(
+    spec: DecoderSpec, config: InflightConfig, runtime: DeviceRuntime
+) -> AttentionShape:
+    from inflight.kernels.tuning import AttentionShape
+
+    dtype = choose_dtype(config.dtype, runtime.device)
+    return AttentionShape(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        tokens_per_block=config.tokens_per_block,
+        dtype=choose_kv_dtype(config.kv_cache_dtype, dtype),
+    )
 
 
 def _why_no_kernels(config: InflightConfig) -> str | None:

@@ -43,18 +43,18 @@ def prove_kernels(
         tokens_per_block=tokens_per_block,
     )
     token_ids = probe_token_ids(decoder.spec.vocab_size)
-    logits = []
     with runtime.computing():
         buffer = RowBuffer(limits, runtime)
-        for some in (decoder, reference):
+
+        def logits_of(some: DeviceDecoder) -> Tensor:
             storage = shape.allocate(NUM_BLOCKS, tokens_per_block, runtime.device)
 
-            def forward(
-                inputs: PackedInputs, some: DeviceDecoder = some, storage: Tensor = storage
-            ) -> Tensor:
+            def forward(inputs: PackedInputs) -> Tensor:
                 return runtime.to_host(some.forward(buffer.take(inputs), storage))
 
-            logits.append(packed_logits(forward, tokens_per_block, token_ids).flatten(0, 1))
-    deviation = check_equal(*logits, "fused", _DTYPES[decoder.dtype])
+            return packed_logits(forward, tokens_per_block, token_ids).flatten(0, 1)
+
+        kernels, torchs = logits_of(decoder), logits_of(reference)
+    deviation = check_equal(kernels, torchs, "fused", _DTYPES[decoder.dtype])
     _LOG.info("logits of the kernels differ from torch's by %.2g of their spread", deviation)
     return deviation

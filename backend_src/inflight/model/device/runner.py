@@ -49,6 +49,8 @@ class DeviceRunner:
         self._graph_sizes = tuple(graph_sizes)
         self._buffer: RowBuffer | None = None
         self._graphs: GenerationGraphs | None = None
+        self._logits = torch.empty(0)
+        """Where all graphs leave their logits: they are large."""
         self._spec = ModelSpec(
             vocab_size=decoder.spec.vocab_size,
             max_position_embeddings=decoder.spec.max_position_embeddings,
@@ -78,8 +80,10 @@ class DeviceRunner:
         self.kv_cache.allocate(num_blocks, tokens_per_block)
         with self._runtime.computing():
             self._buffer = RowBuffer(self._limits, self._runtime)
-            for num_rows in (1, self._limits.max_batch_size):
-                rows = self._generations(num_rows)
+            longest, most = self.decoder.max_seq_len, self._limits.max_batch_size
+            # Kernels have versions for short sequences and for long ones.
+            for num_rows, length in ((1, 1), (1, longest), (most, longest)):
+                rows = self._generations(num_rows, length)
                 self.decoder.ops.likeliest(self.decoder.forward(rows, self.kv_cache.storage))
             shape = (max(self._graph_sizes, default=0), self.spec.vocab_size)
             self._logits = torch.empty(shape, device=self._runtime.device)
@@ -134,18 +138,19 @@ class DeviceRunner:
                 return ForwardOutput(logits=None, likeliest=ids)
         return ForwardOutput(logits=self._runtime.to_host(logits[:num_wanted]).numpy())
 
-    def _generations(self, num_rows: int) -> DeviceRows:
-        """So many rows of padding, where later iterations put theirs."""
+    def _generations(self, num_rows: int, longest: int) -> DeviceRows:
+        """So many rows of padding, where later iterations put theirs; ``longest``: as in
+        DeviceRows."""
         assert self._buffer is not None
         self._buffer.take_generations(NO_ROWS, num_rows, self.kv_cache.scratch_block)
-        return self._buffer.generations(num_rows, self.decoder.max_seq_len)
+        return self._buffer.generations(num_rows, longest)
 
     def _work_for(self, num_rows: int) -> Callable[[], Outputs]:
         """What a graph is captured of."""
-        rows, logits = self._generations(num_rows), self._logits[:num_rows]
+        rows = self._generations(num_rows, self.decoder.max_seq_len)
+        logits = self._logits[:num_rows]
 
         def work() -> Outputs:
-            # All graphs leave their logits in one place: they are large.
             logits.copy_(self.decoder.forward(rows, self.kv_cache.storage))
             return logits, self.decoder.ops.likeliest(logits)
 

@@ -38,7 +38,7 @@ class TorchOps:
 
     def attend(self, qkv: Tensor, cache: Tensor, rows: DeviceRows, rules: LayerRules) -> Tensor:
         heads = qkv.float().view(len(qkv), -1, rules.head_dim)
-        counts = (rules.num_heads, rules.num_kv_heads, rules.num_kv_heads)
+        counts = [rules.num_heads, rules.num_kv_heads, rules.num_kv_heads]
         query, key, value = torch.split(heads, counts, dim=1)
         query = _turned(_normalised(query, rules.q_norm, rules), rows.position_ids, rules)
         key = _turned(_normalised(key, rules.k_norm, rules), rows.position_ids, rules)
