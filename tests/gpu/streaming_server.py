@@ -15,6 +15,7 @@ import sysconfig
 import threading
 import time
 import venv
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from tests.gpu.streaming import Load, Stream
 
 CARRIED_VARIABLE = "CARRIED_SERVER"
 """Environment variable of run.sh: the folder with what only the server needs."""
-READY_SECONDS = 75.0
+READY_SECONDS = 90.0
 _STOP_SECONDS = 15.0
 _NO_END_ID = -1
 _ROOT = Path(__file__).parents[2]
@@ -71,14 +72,18 @@ class ServerDoor:
 
     name = "tritonserver"
 
-    def __init__(self, python: Path, checkpoint: Path, scratch: Path) -> None:
-        """Raises RuntimeError where it does not become ready, with the end of its log."""
+    def __init__(
+        self, python: Path, checkpoint: Path, scratch: Path, keys: Mapping[str, int]
+    ) -> None:
+        """``keys``: of the configuration. Raises RuntimeError where it does not become ready, with the end of its log."""
         self._http, grpc, metrics = free_ports(3)
         self._log = scratch / "server.log"
         command = [str(python), "-m", "inflight.cli", "serve", "--no-restart"]
         command += ["--model", str(checkpoint), "--log-file", str(scratch / "triton.log")]
         for name, port in (("http", self._http), ("grpc", grpc), ("metrics", metrics)):
             command += [f"--{name}-port", str(port)]
+        for key, value in keys.items():
+            command += [f"--{key.replace('_', '-')}", str(value)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, env=_environment(), stdout=log, stderr=subprocess.STDOUT
