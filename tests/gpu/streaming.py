@@ -116,10 +116,10 @@ def _open_door(
     checkpoint: Path, scratch: Path, keys: Mapping[str, int]
 ) -> AbstractContextManager[Door]:
     from tests.gpu.streaming_executor import ExecutorDoor
-    from tests.gpu.streaming_server import ServerDoor, ServerMissingError, server_python
+    from tests.gpu.streaming_server import ServerDoor, ServerMissingError
 
     try:
-        return ServerDoor(server_python(scratch / "python"), checkpoint, scratch, keys)
+        return ServerDoor(checkpoint, scratch, keys)
     except ServerMissingError as error:
         note = f"{error}; the Executor in this process instead"
         emit(Row(what="tritonserver", outcome=Outcome.SKIPPED, note=note))
