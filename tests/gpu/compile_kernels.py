@@ -15,7 +15,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from tests.interpreter.all_cases import CASES  # noqa: E402
-from tests.interpreter.case import Case, dtype_name  # noqa: E402
+from tests.interpreter.case import dtype_name  # noqa: E402
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -41,53 +43,72 @@ POINTERS = {
 OPTIONS = ("num_warps", "num_stages")
 
 
-class Compiler:
-    """Stands in for ``JITFunction.run``: compiles each version once, and launches nothing."""
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What Triton compiles once: a kernel for types, constants, alignments and options."""
 
-    def __init__(self, capability: int) -> None:
-        self._target = GPUTarget("cuda", capability, 32)
-        self._seen: set[str] = set()
-        self.versions: list[dict[str, Any]] = []
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[tuple[int], Any]
+    attributes: dict[tuple[int], Any]
+    options: dict[str, int]
 
-    def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        options = {name: named.pop(name) for name in OPTIONS if name in named}
-        values = dict(zip(kernel.arg_names, args, strict=False)) | named
-        signature, constants, attributes = self._described(kernel, values)
-        version = repr((kernel.__name__, signature, constants, sorted(options.items())))
-        if version in self._seen:
-            return
-        self._seen.add(version)
-        source = ASTSource(kernel, signature, constants, attributes)
-        compiled = triton.compile(source, target=self._target, options=options)
+    @property
+    def key(self) -> str:
+        facts = (self.signature, self.constants, self.attributes, sorted(self.options.items()))
+        return f"{self.kernel.__name__}{facts}"
+
+    def compiled(self, capability: int) -> dict[str, Any]:
+        """The row that is printed of it."""
+        source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)
+        target = GPUTarget("cuda", capability, 32)
+        compiled = triton.compile(source, target=target, options=self.options)
         registers, spilled = resources(compiled.asm["cubin"])
-        self.versions.append(
-            {
-                "kernel": kernel.__name__,
-                "constants": {kernel.arg_names[i]: value for (i,), value in constants.items()},
-                **options,
-                "shared_memory": compiled.metadata.shared,
-                "registers": registers,
-                "spilled": spilled,
-            }
-        )
+        names = self.kernel.arg_names
+        return {
+            "kernel": self.kernel.__name__,
+            "constants": {names[i]: value for (i,), value in self.constants.items()},
+            **self.options,
+            "shared_memory": compiled.metadata.shared,
+            "registers": registers,
+            "spilled": spilled,
+        }
 
-    def _described(
-        self, kernel: Any, values: dict[str, Any]
-    ) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
-        """What Triton would make of the arguments: types, constants and multiples of 16."""
-        signature, constants, attributes = {}, {}, {}
-        for i, parameter in enumerate(kernel.params):
-            value = values[parameter.name]
-            specialises = not parameter.do_not_specialize
-            if parameter.is_constexpr or (specialises and type(value) is int and value == 1):
-                signature[parameter.name] = "constexpr"
-                constants[(i,)] = value
-                continue
-            signature[parameter.name] = type_of(value)
-            number = value.data_ptr() if isinstance(value, torch.Tensor) else value
-            if specialises and isinstance(number, int) and number % 16 == 0:
-                attributes[(i,)] = [["tt.divisibility", 16]]
-        return signature, constants, attributes
+
+def version_of(kernel: Any, args: Sequence[Any], named: dict[str, Any]) -> Version:
+    """As Triton tells versions apart: by types, ones, and multiples of 16."""
+    options = {name: named[name] for name in OPTIONS if name in named}
+    values = dict(zip(kernel.arg_names, args, strict=False)) | named
+    version = Version(kernel, {}, {}, {}, options)
+    for i, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        specialises = not parameter.do_not_specialize
+        if parameter.is_constexpr or (specialises and type(value) is int and value == 1):
+            version.signature[parameter.name] = "constexpr"
+            version.constants[(i,)] = value
+            continue
+        version.signature[parameter.name] = type_of(value)
+        number = value.data_ptr() if isinstance(value, torch.Tensor) else value
+        if specialises and isinstance(number, int) and number % 16 == 0:
+            version.attributes[(i,)] = [["tt.divisibility", 16]]
+    return version
+
+
+@contextmanager
+def recorded() -> Iterator[dict[str, Version]]:
+    """Launches inside become versions, by their keys; nothing runs."""
+    versions: dict[str, Version] = {}
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        version = version_of(kernel, args, named)
+        versions.setdefault(version.key, version)
+
+    original = triton.JITFunction.run
+    triton.JITFunction.run = run
+    try:
+        yield versions
+    finally:
+        triton.JITFunction.run = original
 
 
 def type_of(value: Any) -> str:
@@ -111,25 +132,19 @@ def resources(binary: bytes) -> tuple[int, int]:
     return int(fields["REG"]), int(fields["LOCAL"]) + int(fields["STACK"])
 
 
-def compile_cases(cases: Iterable[Case], capability: int) -> list[dict[str, Any]]:
-    """Every version that the cases would launch."""
-    compiler = Compiler(capability)
-    triton.JITFunction.run = lambda kernel, *args, **named: compiler.run(kernel, *args, **named)
-    for case in cases:
-        case.run(torch.device("cpu"))  # what it returns is of results that nobody computed
-    return compiler.versions
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--capability", type=int, default=90, help="80, 86, 89, 90, 100")
     parser.add_argument("--dtypes", default="bf16,fp16,fp32")
-    parser.add_argument("--every", type=int, default=1, help="only each so manieth case")
+    parser.add_argument("--every", type=int, default=1, help="only each N-th case")
     arguments = parser.parse_args()
     dtypes = arguments.dtypes.split(",")
     cases = [case for case in CASES if dtype_name(case.dtype) in dtypes]
-    for version in compile_cases(cases[:: arguments.every], arguments.capability):
-        print(json.dumps(version, default=str))
+    with recorded() as versions:
+        for case in cases[:: arguments.every]:
+            case.run(torch.device("cpu"))  # what it returns is of results nobody computed
+    for version in versions.values():
+        print(json.dumps(version.compiled(arguments.capability), default=str), flush=True)
 
 
 if __name__ == "__main__":

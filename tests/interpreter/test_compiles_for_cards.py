@@ -53,3 +53,17 @@ def test_every_kernel_compiles_and_fits(options: tuple[str, ...], tmp_path: Path
     assert {version["kernel"] for version in versions} == KERNELS
     most = SHARED_MEMORY[int(options[1])]
     assert [v for v in versions if v["shared_memory"] > most or v["registers"] > 255] == []
+
+
+def test_no_iteration_compiles_what_a_warm_up_has_not() -> None:
+    run = subprocess.run(
+        [sys.executable, SCRIPT.with_name("steady_versions.py")],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout)
+    assert found["new"] == []
+    assert found["warm_up"] >= 8
