@@ -1,6 +1,9 @@
 """Compiles the kernels for a card that is not here, and prints what each version takes of it.
 
     python tests/gpu/compile_kernels.py [--capability 90] [--dtypes bf16,fp16,fp32] [--every 1]
+    python tests/gpu/compile_kernels.py --launches defaults|candidates [...]
+
+The cases of tests/interpreter, or attention with the launches it has without and during tuning.
 
 It needs Triton and its own assembler, no driver and no GPU: the functions of the room are called
 with tensors of the CPU, and where they would launch a kernel it is compiled instead. One JSON line
@@ -17,7 +20,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +34,14 @@ import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from inflight.kernels.attention import AttentionPlan, attend  # noqa: E402
+from inflight.kernels.launch import default_launches  # noqa: E402
+from inflight.kernels.tuning import CONTEXT_CANDIDATES, GENERATION_CANDIDATES  # noqa: E402
 from tests.interpreter.all_cases import CASES  # noqa: E402
-from tests.interpreter.case import dtype_name  # noqa: E402
+from tests.interpreter.attention_cases import AttentionShape, make_iteration  # noqa: E402
+from tests.interpreter.case import DTYPES, dtype_name  # noqa: E402
+
+CPU = torch.device("cpu")
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -132,19 +142,53 @@ def resources(binary: bytes) -> tuple[int, int]:
     return int(fields["REG"]), int(fields["LOCAL"]) + int(fields["STACK"])
 
 
+def run_cases(dtypes: Sequence[torch.dtype], every: int) -> None:
+    cases = [case for case in CASES if case.dtype in dtypes]
+    for case in cases[::every]:
+        case.run(CPU)  # what it returns is of results that nobody computed
+
+
+def run_launches(dtypes: Sequence[torch.dtype], *, candidates: bool) -> None:
+    """Attention of heads of 64, 128 and 256, split and not."""
+    for dtype, head_dim in product(dtypes, (64, 128, 256)):
+        default = default_launches(head_dim, dtype)
+        launches = [default]
+        if candidates:
+            launches = [replace(default, context=launch) for launch in CONTEXT_CANDIDATES]
+            launches += [replace(default, generation=launch) for launch in GENERATION_CANDIDATES]
+        shape = AttentionShape(heads=(32, 8), head_dim=head_dim, tokens_per_block=64)
+        iteration = make_iteration(dtype, shape, CPU)
+        for some in launches:
+            plan = AttentionPlan.allocate(
+                num_heads=32, num_kv_heads=8, head_dim=head_dim, launches=some, device=CPU
+            )
+            for wanted in (1, 512):
+                rows = replace(iteration.rows, longest=4096)
+                attend(
+                    iteration.query,
+                    iteration.cache,
+                    rows,
+                    iteration.rules,
+                    torch.empty_like(iteration.query),
+                    replace(plan, wanted_programs=wanted),
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--capability", type=int, default=90, help="80, 86, 89, 90, 100")
     parser.add_argument("--dtypes", default="bf16,fp16,fp32")
     parser.add_argument("--every", type=int, default=1, help="only each N-th case")
-    arguments = parser.parse_args()
-    dtypes = arguments.dtypes.split(",")
-    cases = [case for case in CASES if dtype_name(case.dtype) in dtypes]
+    parser.add_argument("--launches", choices=("defaults", "candidates"))
+    options = parser.parse_args()
+    dtypes = [dtype for dtype in DTYPES if dtype_name(dtype) in options.dtypes.split(",")]
     with recorded() as versions:
-        for case in cases[:: arguments.every]:
-            case.run(torch.device("cpu"))  # what it returns is of results nobody computed
+        if options.launches:
+            run_launches(dtypes, candidates=options.launches == "candidates")
+        else:
+            run_cases(dtypes, options.every)
     for version in versions.values():
-        print(json.dumps(version.compiled(arguments.capability), default=str), flush=True)
+        print(json.dumps(version.compiled(options.capability), default=str), flush=True)
 
 
 if __name__ == "__main__":

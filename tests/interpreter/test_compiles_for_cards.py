@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,24 +24,42 @@ KERNELS = {
     "_largest_of_part",
     "_largest_of_row",
 }
-SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10}
+SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 """Bytes that a program may have, by compute capability."""
 
 
+needs_assembler = pytest.mark.skipif(
+    not ASSEMBLER.exists(), reason="this Triton brings no assembler for NVIDIA"
+)
+
+
 @pytest.mark.interpreter
-@pytest.mark.skipif(not ASSEMBLER.exists(), reason="this Triton brings no assembler for NVIDIA")
+@needs_assembler
 def test_each_kernel_compiles_and_fits(tmp_path: Path) -> None:
-    check(90, ("--dtypes", "bf16", "--every", "8"), tmp_path)
+    versions = compiled(90, ("--dtypes", "bf16", "--every", "8"), tmp_path)
+    assert {version["kernel"] for version in versions} == KERNELS
+    assert too_large(versions, 90) == []
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not ASSEMBLER.exists(), reason="this Triton brings no assembler for NVIDIA")
+@needs_assembler
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 def test_every_version_compiles_and_fits(capability: int, tmp_path: Path) -> None:
-    check(capability, (), tmp_path)
+    versions = compiled(capability, (), tmp_path)
+    assert {version["kernel"] for version in versions} == KERNELS
+    assert too_large(versions, capability) == []
 
 
-def check(capability: int, options: tuple[str, ...], folder: Path) -> None:
+@pytest.mark.slow
+@needs_assembler
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_the_default_launches_fit(capability: int, tmp_path: Path) -> None:
+    versions = compiled(capability, ("--launches", "defaults"), tmp_path)
+    assert {version["kernel"] for version in versions} == {"attend_tile", "join_splits"}
+    assert too_large(versions, capability) == []
+
+
+def compiled(capability: int, options: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
     run = subprocess.run(
         [sys.executable, SCRIPT, "--capability", str(capability), *options],
         env={"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(folder), "HOME": str(folder)},
@@ -49,10 +68,11 @@ def check(capability: int, options: tuple[str, ...], folder: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    versions = [json.loads(line) for line in run.stdout.splitlines()]
-    assert {version["kernel"] for version in versions} == KERNELS
-    most = SHARED_MEMORY[capability]
-    assert [v for v in versions if v["shared_memory"] > most or v["registers"] > 255] == []
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def too_large(versions: list[dict[str, Any]], capability: int) -> list[dict[str, Any]]:
+    return [v for v in versions if v["shared_memory"] > SHARED_MEMORY[capability]]
 
 
 @pytest.mark.interpreter
