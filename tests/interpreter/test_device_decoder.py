@@ -29,14 +29,14 @@ pytestmark = pytest.mark.interpreter
 TOLERANCE = 1e-4
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "gemma2", "mistral", "phi", "olmo2"])
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2", "phi"])
 def test_packed_equals_plain(case: str, tmp_path: Path) -> None:
     model_type, changes = CASES[case]
     directory = save_tiny_checkpoint(tmp_path, tiny_config(model_type, **changes))
     config = InflightConfig(
         dtype="fp32",
         max_num_tokens=64,
-        max_batch_size=4,
+        max_batch_size=2,
         tokens_per_block=TOKENS_PER_BLOCK,
         attention_backend="triton",
     )
@@ -47,8 +47,9 @@ def test_packed_equals_plain(case: str, tmp_path: Path) -> None:
         with torch.inference_mode():
             runner.kv_cache.storage.fill_(value)
 
-    got = packed_logits(runner, random_sequences(), fill)
-    assert np.abs(got - plain_logits(directory, random_sequences())).max() <= TOLERANCE
+    sequences = [random_sequences()[0][:24], random_sequences()[1]]
+    got = packed_logits(runner, sequences, fill, prompt_lengths=(19, 13))
+    assert np.abs(got - plain_logits(directory, sequences)).max() <= TOLERANCE
 
 
 def test_blocks_are_copied_and_come_back_as_they_were(tmp_path: Path) -> None:
