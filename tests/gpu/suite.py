@@ -56,8 +56,10 @@ class Suite:
         return self._clock() - self._began
 
     def run(self, stages: Sequence[Stage]) -> None:
+        """A stage may use what those before it left over of their time."""
         for number, stage in enumerate(stages, 1):
             left = self._end - self._clock()
+            kept = sum(later.limit(on_cpu=self._on_cpu) for later in stages[number:])
             head = f"[{self.seconds:3.0f} s] {number}/{len(stages)} {stage.title}"
             if left < LEAST_STAGE_SECONDS:
                 self._say(f"{head}: skipped, the time is used up")
@@ -66,7 +68,7 @@ class Suite:
                     Row(what=stage.name, outcome=Outcome.SKIPPED, note=note)
                 ]
                 continue
-            limit = min(left, stage.limit(on_cpu=self._on_cpu))
+            limit = min(left, max(stage.limit(on_cpu=self._on_cpu), left - kept))
             self._say(f"{head}: at most {limit:.0f} s")
             self.results[stage.title] = self._result(stage, limit)
 
