@@ -83,7 +83,7 @@ class DeviceRunner:
                 self._make_ready()
         except torch.OutOfMemoryError:
             raise ConfigError(
-                "kv_cache_free_gpu_mem_fraction: the KV cache leaves too little memory for a forward"
+                "kv_cache_free_gpu_mem_fraction: the KV cache leaves too little memory to compute"
             ) from None
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
