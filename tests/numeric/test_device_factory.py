@@ -82,8 +82,8 @@ def test_runner_fused_is_no_wish_but_an_order(tmp_path: Path) -> None:
         load_runner(tiny_checkpoint(tmp_path, "mixtral"), runner="fused")
 
 
-def test_a_gpu_that_is_not_there_is_said() -> None:
-    assert choose_device("cpu") == torch.device("cpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="device: cuda: torch finds no CUDA device"):
-            choose_device("cuda")
+def test_a_gpu_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("cpu") == choose_device("auto") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="device: cuda: torch finds no CUDA device"):
+        choose_device("cuda")
