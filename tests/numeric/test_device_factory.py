@@ -82,6 +82,13 @@ def test_runner_fused_is_no_wish_but_an_order(tmp_path: Path) -> None:
         load_runner(tiny_checkpoint(tmp_path, "mixtral"), runner="fused")
 
 
+def test_triton_kernels_are_nobody_elses(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    for keys in ({"runner": "hf"}, {"device": "cpu"}):
+        with pytest.raises(ConfigError, match="attention_backend: triton: only the fused runner"):
+            load_runner(directory, attention_backend="triton", **keys)
+
+
 def test_a_gpu_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("cpu") == choose_device("auto") == torch.device("cpu")
