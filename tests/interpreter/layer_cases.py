@@ -17,7 +17,6 @@ from inflight.kernels.rope import rope_and_write
 from tests.interpreter.case import (
     DTYPES,
     Case,
-    dtype_name,
     exact,
     excess,
     poisoned,
@@ -40,13 +39,14 @@ def layer_cases() -> Iterator[Case]:
 
 
 def _norm_cases(dtype: torch.dtype) -> Iterator[Case]:
-    for width, residual_dtype, delta, offset in (
-        (64, dtype, False, 0.0),
-        (576, torch.float32, True, 0.0),
-        (1000, dtype, True, 1.0),
-        (4096, dtype, True, 0.0),
+    for width, has_own_residual, delta, offset in (
+        (64, False, False, 0.0),
+        (576, True, True, 0.0),
+        (1000, False, True, 1.0),
+        (4096, False, True, 0.0),
     ):
-        words = f"width {width}, residual {dtype_name(residual_dtype)}"
+        residual_dtype = torch.float32 if has_own_residual else dtype
+        words = f"width {width}" + ", residual fp32" * has_own_residual
         words += ", + delta" * delta + f", weight + {offset:g}" * bool(offset)
         run = partial(_run_norm, dtype, residual_dtype, width, has_delta=delta, offset=offset)
         yield Case(kernel="rms_norm", dtype=dtype, shape=words, run=run)

@@ -31,12 +31,21 @@ class AttentionLaunches:
 
 
 def default_launches(head_dim: int, dtype: torch.dtype) -> AttentionLaunches:
-    """Modest tiles, which fit into the shared memory of any card since compute capability 8.0."""
+    """Tiles that fit into the shared memory of any card since compute capability 8.0 (99 KiB)."""
     bytes_per_key = head_dim * dtype.itemsize
-    columns = 64 if bytes_per_key <= 256 else 32
+    if bytes_per_key <= 256:
+        return AttentionLaunches(
+            context=Launch(rows=128, columns=64, num_warps=8, num_stages=2),
+            generation=Launch(rows=16, columns=64, num_warps=4, num_stages=2),
+        )
+    if bytes_per_key <= 512:
+        return AttentionLaunches(
+            context=Launch(rows=64, columns=32, num_warps=4, num_stages=2),
+            generation=Launch(rows=16, columns=32, num_warps=4, num_stages=2),
+        )
     return AttentionLaunches(
-        context=Launch(rows=64, columns=columns, num_warps=4, num_stages=2),
-        generation=Launch(rows=16, columns=columns, num_warps=4, num_stages=3),
+        context=Launch(rows=32, columns=16, num_warps=4, num_stages=1),
+        generation=Launch(rows=16, columns=16, num_warps=4, num_stages=2),
     )
 
 

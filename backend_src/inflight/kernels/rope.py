@@ -44,9 +44,9 @@ def rope_and_write(
 
     ``qkv``: [T, (num_heads + 2 * num_kv_heads) * head_dim], fp32, fp16 or bf16: the query heads of
     a row, then its key heads, then its value heads. ``cache``: of a layer, as kv_layout.py has it.
-    ``positions``, ``slots``: int64[T]; a slot is block_id * tokens_per_block + offset, and rows
-    that nobody wants write to a slot that nobody reads. Norm and rope are computed in fp32 and
-    rounded once.
+    ``positions``, ``slots``: int64[T]; a position is a row of ``cos_sin``, a slot is block_id *
+    tokens_per_block + offset, and rows that nobody wants write to a slot that nobody reads. Norm
+    and rope are computed in fp32 and rounded once.
     """
     num_rows = len(positions)
     num_kv_heads, tokens_per_block = cache.shape[2], cache.shape[3]

@@ -20,6 +20,7 @@ import triton
 import triton.testing
 from triton.runtime.errors import OutOfResources
 
+from inflight.errors import ConfigError
 from inflight.kernels.attention import AttentionPlan, AttentionRows, attend
 from inflight.kernels.kv_layout import KvShape
 from inflight.kernels.language import tiles
@@ -29,19 +30,19 @@ Measure = Callable[[Callable[[], None]], float]
 """Runs what it is given some times; returns how long one run takes."""
 
 CONTEXT_CANDIDATES = (
-    Launch(rows=64, columns=32, num_warps=4, num_stages=2),
+    Launch(rows=64, columns=64, num_warps=4, num_stages=2),
     Launch(rows=64, columns=64, num_warps=4, num_stages=3),
     Launch(rows=128, columns=32, num_warps=8, num_stages=3),
     Launch(rows=128, columns=64, num_warps=4, num_stages=2),
-    Launch(rows=128, columns=64, num_warps=8, num_stages=2),
     Launch(rows=128, columns=64, num_warps=8, num_stages=3),
+    Launch(rows=128, columns=64, num_warps=8, num_stages=4),
     Launch(rows=128, columns=128, num_warps=8, num_stages=2),
 )
 GENERATION_CANDIDATES = (
     Launch(rows=16, columns=32, num_warps=2, num_stages=3),
     Launch(rows=16, columns=32, num_warps=4, num_stages=4),
     Launch(rows=16, columns=64, num_warps=2, num_stages=3),
-    Launch(rows=16, columns=64, num_warps=4, num_stages=2),
+    Launch(rows=16, columns=64, num_warps=4, num_stages=3),
     Launch(rows=16, columns=64, num_warps=4, num_stages=4),
     Launch(rows=16, columns=128, num_warps=4, num_stages=2),
     Launch(rows=16, columns=128, num_warps=8, num_stages=3),
@@ -117,7 +118,7 @@ def tune(
     """Measures the candidates on ``loads`` (contexts, generations) and writes the fastest to
     ``file``, beside what is there of other shapes. Takes seconds, most of them to compile, and
     memory for the largest load. ``measure``: None for the card's own clock. Raises OSError when
-    the file cannot be written.
+    the file cannot be written, ConfigError when nothing runs on this card.
     """
     context_loads, generation_loads = loads
     tuner = _Tuner(shape, device, triton.testing.do_bench if measure is None else measure)
@@ -154,13 +155,16 @@ class _Tuner:
         others: Iterable[AttentionLaunches],
         loads: Iterable[Load],
     ) -> AttentionLaunches:
-        """The candidate with the smallest sum of times, each as a share of the first one's."""
+        """The candidate with the smallest sum of times, each in those of the load's fastest; the
+        first of equal ones. Raises ConfigError when none runs."""
         candidates = (first, *others)
         scores = [0.0] * len(candidates)
         for load in loads:
             times = self._times(candidates, load)
-            # The first one always runs.
-            scores = [score + time / times[0] for score, time in zip(scores, times, strict=True)]
+            least = min(times)
+            if least == math.inf:
+                raise ConfigError("attention_backend: no tile of the kernels fits into this card")
+            scores = [score + time / least for score, time in zip(scores, times, strict=True)]
         return candidates[scores.index(min(scores))]
 
     def _times(self, candidates: Iterable[AttentionLaunches], load: Load) -> list[float]:
