@@ -3,13 +3,14 @@
     bash tests/gpu/run.sh [--cpu] [--seconds N] [--only NAME ...] [--out FOLDER]
 
 Exit status: 0 when every row is ok, low or skipped; 1 when one failed. The table comes in any case,
-also after Ctrl-C.
+also after Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +95,7 @@ class Suite:
 
 def main() -> None:
     options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     suite = Suite(
         on_cpu=options.cpu,
         seconds=options.seconds or (CPU_SUITE_SECONDS if options.cpu else SUITE_SECONDS),
