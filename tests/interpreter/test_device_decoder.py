@@ -4,6 +4,7 @@ transformers' plain forward, through contexts, generations and replayed graphs."
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from inflight.model.device.load import load_device_runner  # noqa: E402
 from inflight.model.device.plain_runtime import PlainRuntime  # noqa: E402
 from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_config  # noqa: E402
 from tests.numeric.decoder_cases import (  # noqa: E402
-    CASES,
     TOKENS_PER_BLOCK,
     packed_logits,
     plain_logits,
@@ -29,14 +29,16 @@ pytestmark = pytest.mark.interpreter
 TOLERANCE = 1e-4
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "gemma2", "mistral", "phi", "olmo2"])
-def test_packed_equals_plain(case: str, tmp_path: Path) -> None:
-    model_type, changes = CASES[case]
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2", "phi"])
+def test_packed_equals_plain(model_type: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"num_hidden_layers": 1}
+    if model_type == "gemma2":
+        changes = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     directory = save_tiny_checkpoint(tmp_path, tiny_config(model_type, **changes))
     config = InflightConfig(
         dtype="fp32",
         max_num_tokens=64,
-        max_batch_size=4,
+        max_batch_size=2,
         tokens_per_block=TOKENS_PER_BLOCK,
         attention_backend="triton",
     )
@@ -47,12 +49,13 @@ def test_packed_equals_plain(case: str, tmp_path: Path) -> None:
         with torch.inference_mode():
             runner.kv_cache.storage.fill_(value)
 
-    got = packed_logits(runner, random_sequences(), fill)
-    assert np.abs(got - plain_logits(directory, random_sequences())).max() <= TOLERANCE
+    sequences = [random_sequences()[0][:24], random_sequences()[1]]
+    got = packed_logits(runner, sequences, fill, prompt_lengths=(19, 13))
+    assert np.abs(got - plain_logits(directory, sequences)).max() <= TOLERANCE
 
 
 def test_blocks_are_copied_and_come_back_as_they_were(tmp_path: Path) -> None:
-    directory = save_tiny_checkpoint(tmp_path, tiny_config("llama"))
+    directory = save_tiny_checkpoint(tmp_path, tiny_config("llama", num_hidden_layers=1))
     config = InflightConfig(
         dtype="bf16", max_num_tokens=64, max_batch_size=4, tokens_per_block=16,
         cuda_graph_mode=False, attention_backend="triton", kv_cache_host_memory_bytes=1 << 20,

@@ -3,7 +3,7 @@ transformers' plain forward: packed, chunked and mixed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,20 +125,22 @@ def packed_logits(
     runner: ModelRunner,
     sequences: list[npt.NDArray[np.int64]],
     fill: Callable[[float], None],
+    prompt_lengths: Sequence[int] = PROMPT_LENGTHS,
 ) -> npt.NDArray[np.float32]:
     """Contexts in chunks beside generations, in storage that ``fill`` fills with NaN at first."""
+    lengths = [len(tokens) for tokens in sequences]
     runner.allocate_kv_cache(NUM_BLOCKS, TOKENS_PER_BLOCK)
     fill(float("nan"))
     logits = logits_of_all_rows(
         runner,
         staggered_plans(
             [request_of(i, tokens) for i, tokens in enumerate(sequences)],
-            PROMPT_LENGTHS,
+            prompt_lengths,
             chunk=11,
             most_context_tokens=19,
         ),
-        shuffled_block_tables(LENGTHS, TOKENS_PER_BLOCK, NUM_BLOCKS, seed=3),
+        shuffled_block_tables(lengths, TOKENS_PER_BLOCK, NUM_BLOCKS, seed=3),
         TOKENS_PER_BLOCK,
     )
-    assert len(logits) == sum(LENGTHS)
+    assert len(logits) == sum(lengths)
     return np.stack([logits[key] for key in sorted(logits)])

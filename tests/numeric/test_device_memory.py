@@ -98,6 +98,16 @@ def test_weights_that_do_not_fit_are_said_in_words(
         out_of_memory(monkeypatch),
         pytest.raises(CheckpointError, match="not fit into the memory of"),
     ):
+        tiny_runner(tmp_path, CardLikeRuntime())
+
+
+def test_a_pool_that_leaves_no_memory_for_a_forward_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        out_of_memory(monkeypatch),
+        pytest.raises(ConfigError, match="kv_cache_free_gpu_mem_fraction: the KV cache leaves too"),
+    ):
         tiny_runner(tmp_path)
 
 

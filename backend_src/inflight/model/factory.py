@@ -62,6 +62,8 @@ def load_runner(
     device = choose_device(config.device)
     if device.type == "cuda" and config.runner != "hf":
         return _load_for_gpu(checkpoint_directory, config, device, progress)
+    if config.attention_backend == "triton":
+        raise ConfigError("attention_backend: triton: only the fused runner on a GPU has it")
     library = load_native(config.cache_dir) if device.type == "cpu" else None
     if config.runner == "hf":
         return load_hf_runner(checkpoint_directory, config, library)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,14 +55,18 @@ class CudaRuntime:
 
     def register(self, buffer: Tensor) -> None:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        result = runtime.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
-        if int(result) != 0:
+        result = int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+        if result:
             _LOG.warning(
                 "kv_cache_host_memory_bytes: %d MiB cannot be pinned (CUDA error %d): KV blocks "
                 "are copied more slowly",
                 buffer.nbytes >> 20,
-                int(result),
+                result,
             )
+            return
+        # Before its memory goes back to the system; at the end of the process all of it does.
+        end = weakref.finalize(buffer, runtime.cudaHostUnregister, buffer.data_ptr())
+        end.atexit = False
 
     def mark(self) -> CudaMark:
         return CudaMark(torch.cuda.current_stream(self.device))

@@ -46,7 +46,6 @@ class RowBuffer:
         self._host = runtime.pinned(layout.size, torch.int32)
         self._device = torch.zeros(layout.size, dtype=torch.int32, device=runtime.device)
         self._staged = StagedRows(limits, self._host.numpy())
-        self._limits = limits
         self._runtime = runtime
         self._copied = runtime.mark()
         """Once it is reached, the host's buffer may be filled again."""

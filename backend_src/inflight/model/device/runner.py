@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight.errors import EngineError, ForwardError
+from inflight.errors import ConfigError, EngineError, ForwardError
 from inflight.kernels.kv_layout import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.model.device.forward import DeviceDecoder
 from inflight.model.device.graphs import GenerationGraphs
@@ -74,20 +74,17 @@ class DeviceRunner:
 
     def allocate_kv_cache(self, num_blocks: int, tokens_per_block: int) -> None:
         """Makes the storage, runs what iterations will run, so that none of them is the first, and
-        captures graphs."""
+        captures graphs. Raises ConfigError as ModelRunner says, and where memory runs out."""
         self._spec.check_tokens_per_block(tokens_per_block, "the fused runner")
         assert self._buffer is None and tokens_per_block == self._limits.tokens_per_block
         self.kv_cache.allocate(num_blocks, tokens_per_block)
-        with self._runtime.computing():
-            self._buffer = RowBuffer(self._limits, self._runtime)
-            longest, most = self.decoder.max_seq_len, self._limits.max_batch_size
-            # Kernels have versions for short sequences and for long ones.
-            for num_rows, length in ((1, 1), (1, longest), (most, longest)):
-                rows = self._generations(num_rows, length)
-                self.decoder.ops.likeliest(self.decoder.forward(rows, self.kv_cache.storage))
-            shape = (max(self._graph_sizes, default=0), self.spec.vocab_size)
-            self._logits = torch.empty(shape, device=self._runtime.device)
-            self._graphs = GenerationGraphs(self._runtime, self._graph_sizes, self._work_for)
+        try:
+            with self._runtime.computing():
+                self._make_ready()
+        except torch.OutOfMemoryError:
+            raise ConfigError(
+                "kv_cache_free_gpu_mem_fraction: the KV cache leaves too little memory to compute"
+            ) from None
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
         try:
@@ -115,6 +112,17 @@ class DeviceRunner:
         self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
     ) -> None:
         self.kv_cache.write_blocks(block_ids, contents)
+
+    def _make_ready(self) -> None:
+        self._buffer = RowBuffer(self._limits, self._runtime)
+        longest, most = self.decoder.max_seq_len, self._limits.max_batch_size
+        # Kernels have versions for short sequences and for long ones.
+        for num_rows, length in ((1, 1), (1, longest), (most, longest)):
+            rows = self._generations(num_rows, length)
+            self.decoder.ops.likeliest(self.decoder.forward(rows, self.kv_cache.storage))
+        shape = (max(self._graph_sizes, default=0), self.spec.vocab_size)
+        self._logits = torch.empty(shape, device=self._runtime.device)
+        self._graphs = GenerationGraphs(self._runtime, self._graph_sizes, self._work_for)
 
     def _forward(self, inputs: PackedInputs) -> ForwardOutput:
         assert self._buffer is not None and self._graphs is not None

@@ -72,8 +72,8 @@ class DeviceRuntime(Protocol):
         ...
 
     def register(self, buffer: Tensor) -> None:
-        """Makes memory of the host, which is never freed, like ``pinned`` memory, where the system
-        allows it."""
+        """Makes memory of the host like ``pinned`` memory, as long as ``buffer`` lives, where the
+        system allows it."""
         ...
 
     def mark(self) -> Mark:
