@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from inflight.kernels.functions import sigmoid
-from inflight.kernels.language import Int, Pointer, jit, tiles, tl
+from inflight.kernels.language import jit, tiles, tl
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """relu2 is the square of relu; gelu is the exact one, gelu_tanh its approximation."""
@@ -49,10 +49,10 @@ def _launch(x: Tensor, out: Tensor, activation: Activation, *, has_gate: bool) -
 
 @jit()
 def _activate(
-    x_ptr: Pointer,
-    out_ptr: Pointer,
-    x_stride: Int,
-    out_stride: Int,
+    x_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    out_stride: tl.tensor,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -70,7 +70,7 @@ def _activate(
 
 
 @jit()
-def _activated(x: Pointer, ACTIVATION: tl.constexpr) -> Pointer:
+def _activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     if ACTIVATION == "silu":
         y = x * sigmoid(x)
     elif ACTIVATION == "gelu":

@@ -7,7 +7,7 @@ sum of the weights, and the weighted sum of the values.
 from __future__ import annotations
 
 from inflight.kernels.functions import tanh
-from inflight.kernels.language import Float, Int, Pointer, jit, tl
+from inflight.kernels.language import jit, tl
 
 _VARYING = (
     *("starts_ptr", "lengths_ptr", "tables_ptr"),
@@ -17,26 +17,26 @@ _VARYING = (
 
 @jit(_VARYING)
 def attend_tile(
-    out_ptr: Pointer,
-    sums_ptr: Pointer,
-    stats_ptr: Pointer,
-    query_ptr: Pointer,
-    cache_ptr: Pointer,
-    starts_ptr: Pointer,
-    lengths_ptr: Pointer,
-    tables_ptr: Pointer,
-    sinks_ptr: Pointer,
-    first_sequence: Int,
-    num_sequences: Int,
-    num_splits: Int,
-    table_stride: Int,
-    out_stride: Int,
-    query_stride: Int,
-    value_offset: Int,
-    block_stride: Int,
-    window: Int,
-    scale: Float,
-    softcap: Float,
+    out_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    stats_ptr: tl.tensor,
+    query_ptr: tl.tensor,
+    cache_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    lengths_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
+    first_sequence: tl.tensor,
+    num_sequences: tl.tensor,
+    num_splits: tl.tensor,
+    table_stride: tl.tensor,
+    out_stride: tl.tensor,
+    query_stride: tl.tensor,
+    value_offset: tl.tensor,
+    block_stride: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
@@ -140,20 +140,20 @@ def attend_tile(
 
 @jit()
 def _add_keys(
-    largest: Pointer,
-    total: Pointer,
-    summed: Pointer,
-    query: Pointer,
-    positions: Pointer,
-    first_key: Int,
-    end: Int,
-    head_ptr: Pointer,
-    table_ptr: Pointer,
-    value_offset: Int,
-    block_stride: Int,
-    window: Int,
-    scale: Float,
-    softcap: Float,
+    largest: tl.tensor,
+    total: tl.tensor,
+    summed: tl.tensor,
+    query: tl.tensor,
+    positions: tl.tensor,
+    first_key: tl.tensor,
+    end: tl.tensor,
+    head_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    value_offset: tl.tensor,
+    block_stride: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     TOKENS_PER_BLOCK: tl.constexpr,
@@ -162,7 +162,7 @@ def _add_keys(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     DOT_IN_FP32: tl.constexpr,
-) -> Pointer:
+) -> tl.tensor:
     """The running softmax after KEYS more keys; IS_MASKED: not all of them count for all rows."""
     LOG2E: tl.constexpr = 1.4426950408889634
     keys = first_key + tl.arange(0, KEYS)
@@ -207,15 +207,15 @@ def _add_keys(
 
 @jit(_VARYING)
 def join_splits(
-    out_ptr: Pointer,
-    sums_ptr: Pointer,
-    stats_ptr: Pointer,
-    starts_ptr: Pointer,
-    lengths_ptr: Pointer,
-    first_sequence: Int,
-    num_splits: Int,
-    out_stride: Int,
-    window: Int,
+    out_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    stats_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    lengths_ptr: tl.tensor,
+    first_sequence: tl.tensor,
+    num_splits: tl.tensor,
+    out_stride: tl.tensor,
+    window: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
@@ -255,7 +255,9 @@ def join_splits(
 
 
 @jit()
-def _sequence_of(tile: Int, starts_ptr: Pointer, num_sequences: Int, TOKENS: tl.constexpr) -> Int:
+def _sequence_of(
+    tile: tl.tensor, starts_ptr: tl.tensor, num_sequences: tl.tensor, TOKENS: tl.constexpr
+) -> tl.tensor:
     """The last sequence whose first tile is not after ``tile``."""
     low = 0
     high = num_sequences
@@ -269,7 +271,7 @@ def _sequence_of(tile: Int, starts_ptr: Pointer, num_sequences: Int, TOKENS: tl.
 
 
 @jit()
-def _first_tile(sequence: Int, starts_ptr: Pointer, TOKENS: tl.constexpr) -> Int:
+def _first_tile(sequence: tl.tensor, starts_ptr: tl.tensor, TOKENS: tl.constexpr) -> tl.tensor:
     """Found without a sum over the sequences before: each has a tile more than whole ones fit into
     its rows, which is enough wherever it starts. Some tiles are empty then."""
     return tl.load(starts_ptr + sequence) // TOKENS + sequence
@@ -277,13 +279,13 @@ def _first_tile(sequence: Int, starts_ptr: Pointer, TOKENS: tl.constexpr) -> Int
 
 @jit()
 def _span(
-    first_position: Int,
-    length: Int,
-    window: Int,
+    first_position: tl.tensor,
+    length: tl.tensor,
+    window: tl.tensor,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-) -> Pointer:
+) -> tl.tensor:
     """The keys that some of TOKENS rows from ``first_position`` on see, from a multiple of KEYS."""
     end = tl.minimum(length, first_position + TOKENS)
     begin = 0
@@ -293,6 +295,8 @@ def _span(
 
 
 @jit()
-def _keys_per_split(begin: Int, end: Int, num_splits: Int, KEYS: tl.constexpr) -> Int:
+def _keys_per_split(
+    begin: tl.tensor, end: tl.tensor, num_splits: tl.tensor, KEYS: tl.constexpr
+) -> tl.tensor:
     """A multiple of KEYS, as even as that allows."""
     return tl.cdiv(tl.cdiv(end - begin, KEYS), num_splits) * KEYS

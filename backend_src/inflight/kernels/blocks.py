@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inflight.kernels.language import Int, Pointer, jit, tiles, tl
+from inflight.kernels.language import jit, tiles, tl
 
 WORDS = 2048
 """Words of 8 bytes that one program moves."""
@@ -82,14 +82,14 @@ def _move(
     )
 )
 def _move_blocks(
-    source_ptr: Pointer,
-    target_ptr: Pointer,
-    source_ids_ptr: Pointer,
-    target_ids_ptr: Pointer,
-    source_part_stride: Int,
-    source_block_stride: Int,
-    target_part_stride: Int,
-    target_block_stride: Int,
+    source_ptr: tl.tensor,
+    target_ptr: tl.tensor,
+    source_ids_ptr: tl.tensor,
+    target_ids_ptr: tl.tensor,
+    source_part_stride: tl.tensor,
+    source_block_stride: tl.tensor,
+    target_part_stride: tl.tensor,
+    target_block_stride: tl.tensor,
     NUM_WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
     SOURCE_BY_ID: tl.constexpr,

@@ -27,15 +27,10 @@ if _REASON is not None:
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-# What a kernel's parameters are before it is compiled. Triton reads these names from the source, so
-# none of them may be, or hold, a name of its own types or "const".
-Pointer = Any
-Int = Any
-Float = Any
-
 
 def jit(varying: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
-    """Makes a kernel, or a function that kernels call.
+    """Makes a kernel, or a function that kernels call. The compiler looks up the names of what
+    annotations say: ``tl.tensor`` stands for pointers, numbers and tiles.
 
     ``varying``: integers that change between calls. Triton would compile another version for 1 and
     for multiples of 16. Pointers belong here too when they may start anywhere in a buffer.
@@ -63,7 +58,4 @@ def tiles(number: int, size: int) -> int:
     return -(-number // size)
 
 
-__all__ = [
-    "Float", "Int", "Pointer", "is_interpreted", "jit", "missing_reason", "power_of_2", "tiles",
-    "tl",
-]  # fmt: skip
+__all__ = ["is_interpreted", "jit", "missing_reason", "power_of_2", "tiles", "tl"]

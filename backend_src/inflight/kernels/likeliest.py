@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inflight.kernels.language import Int, Pointer, jit, power_of_2, tiles, tl
+from inflight.kernels.language import jit, power_of_2, tiles, tl
 
 COLUMNS = 4096
 """Logits of one program."""
@@ -55,11 +55,11 @@ def likeliest(logits: Tensor, ids: Tensor, largest: Tensor, room: tuple[Tensor, 
 
 @jit()
 def _largest_of_part(
-    logits_ptr: Pointer,
-    part_largest_ptr: Pointer,
-    part_ids_ptr: Pointer,
-    logits_stride: Int,
-    num_parts: Int,
+    logits_ptr: tl.tensor,
+    part_largest_ptr: tl.tensor,
+    part_ids_ptr: tl.tensor,
+    logits_stride: tl.tensor,
+    num_parts: tl.tensor,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -76,10 +76,10 @@ def _largest_of_part(
 
 @jit(("largest_ptr", "ids_ptr"))
 def _largest_of_row(
-    part_largest_ptr: Pointer,
-    part_ids_ptr: Pointer,
-    largest_ptr: Pointer,
-    ids_ptr: Pointer,
+    part_largest_ptr: tl.tensor,
+    part_ids_ptr: tl.tensor,
+    largest_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
     NUM_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -95,7 +95,7 @@ def _largest_of_row(
 
 
 @jit()
-def _largest(x: Pointer, ids: Pointer) -> Pointer:
+def _largest(x: tl.tensor, ids: tl.tensor) -> tl.tensor:
     """The largest of x and the lowest id it has; NaN when there is one among x."""
     largest = tl.max(tl.where(x == x, x, float("-inf")), axis=0)
     has_nan = tl.max(tl.where(x == x, 0, 1), axis=0) == 1

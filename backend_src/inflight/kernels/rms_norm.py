@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from inflight.kernels.language import Float, Int, Pointer, jit, power_of_2, tl
+from inflight.kernels.language import jit, power_of_2, tl
 
 MAX_WIDTH = 1 << 15
 """A row is held in registers."""
@@ -54,15 +54,15 @@ def rms_norm(
 
 @jit()
 def _rms_norm(
-    residual_ptr: Pointer,
-    delta_ptr: Pointer,
-    weight_ptr: Pointer,
-    out_ptr: Pointer,
-    residual_stride: Int,
-    delta_stride: Int,
-    out_stride: Int,
-    epsilon: Float,
-    weight_offset: Float,
+    residual_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    residual_stride: tl.tensor,
+    delta_stride: tl.tensor,
+    out_stride: tl.tensor,
+    epsilon: tl.tensor,
+    weight_offset: tl.tensor,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_DELTA: tl.constexpr,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from inflight.kernels.language import Float, Int, Pointer, jit, power_of_2, tiles, tl
+from inflight.kernels.language import jit, power_of_2, tiles, tl
 
 HEADS = 8
 """Heads of a program at most."""
@@ -92,20 +92,20 @@ def rope_and_write(
 
 @jit(("positions_ptr", "slots_ptr"))
 def _rope_and_write(
-    qkv_ptr: Pointer,
-    query_ptr: Pointer,
-    cache_ptr: Pointer,
-    positions_ptr: Pointer,
-    slots_ptr: Pointer,
-    cos_sin_ptr: Pointer,
-    q_norm_ptr: Pointer,
-    k_norm_ptr: Pointer,
-    qkv_stride: Int,
-    query_stride: Int,
-    value_offset: Int,
-    block_stride: Int,
-    epsilon: Float,
-    norm_offset: Float,
+    qkv_ptr: tl.tensor,
+    query_ptr: tl.tensor,
+    cache_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    cos_sin_ptr: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    qkv_stride: tl.tensor,
+    query_stride: tl.tensor,
+    value_offset: tl.tensor,
+    block_stride: tl.tensor,
+    epsilon: tl.tensor,
+    norm_offset: tl.tensor,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -155,19 +155,19 @@ def _rope_and_write(
 
 @jit()
 def _turned(
-    heads_ptr: Pointer,
-    heads: Pointer,
-    norm_ptr: Pointer,
-    cos_sin_ptr: Pointer,
-    position: Int,
-    epsilon: Float,
-    norm_offset: Float,
+    heads_ptr: tl.tensor,
+    heads: tl.tensor,
+    norm_ptr: tl.tensor,
+    cos_sin_ptr: tl.tensor,
+    position: tl.tensor,
+    epsilon: tl.tensor,
+    norm_offset: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     NORM_SIZE: tl.constexpr,
-) -> Pointer:
+) -> tl.tensor:
     """fp32[HEADS, HEAD_BLOCK]: the heads of one row after norm and rope."""
     dims = tl.arange(0, HEAD_BLOCK)
     is_in = (heads < NUM_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
@@ -204,7 +204,7 @@ def _turned(
 
 
 @jit()
-def _row_factor(heads_ptr: Pointer, epsilon: Float, SIZE: tl.constexpr) -> Pointer:
+def _row_factor(heads_ptr: tl.tensor, epsilon: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
     """1 / rms of all heads of a row; each of its programs computes it again."""
     BLOCK: tl.constexpr = 1024
     columns = tl.arange(0, BLOCK)
@@ -218,10 +218,10 @@ def _row_factor(heads_ptr: Pointer, epsilon: Float, SIZE: tl.constexpr) -> Point
 
 @jit()
 def _store(
-    target_ptr: Pointer,
-    x: Pointer,
-    heads: Pointer,
-    head_stride: Int,
+    target_ptr: tl.tensor,
+    x: tl.tensor,
+    heads: tl.tensor,
+    head_stride: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> None:
