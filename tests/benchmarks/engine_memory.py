@@ -22,9 +22,10 @@ from inflight.api import Request  # noqa: E402
 from inflight.batch import LlmRequest, Phase, ScheduledBatch, ScheduledChunk  # noqa: E402
 from inflight.checkpoint import prepare_checkpoint  # noqa: E402
 from inflight.engine_files import file  # noqa: E402
-from inflight.model.factory import load_runner, usable_cores  # noqa: E402
+from inflight.model.factory import load_runner  # noqa: E402
 from inflight.model.packing import Packer  # noqa: E402
 from inflight.model.runner import ModelRunner, PackedInputs  # noqa: E402
+from inflight.native.cpu import usable_cores  # noqa: E402
 
 CONTEXT = 40
 TOKENS_PER_BLOCK = 32

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from inflight.api import ExecutorConfig, KvCacheConfig
 from inflight.api.kv_pools import KvGroup, group_layers
-from inflight.engine.memory import num_fitting
+from inflight.engine.memory import KvMemory, num_fitting
 from inflight.engine.pools import kv_pools, layer_groups
 from inflight.simulator import OpenArrivals, Outcome, Simulation
 from inflight.simulator.example import EXAMPLE_COST
@@ -65,7 +65,7 @@ def main() -> None:
         speeds = []
         everything = (KvGroup(None, tuple(range(model.num_layers)), model.kv_bytes_per_token),)
         for name, groups in (("windows", layer_groups(model, LIMITS)), ("all kept", everything)):
-            pools, _ = kv_pools(LIMITS, groups, free_bytes=free_bytes)
+            pools, _ = kv_pools(LIMITS, groups, KvMemory(free_bytes))
             fits = {length: num_fitting(pools, length, 32) for length in LENGTHS}
             outcome = simulated(groups, pools[0].num_blocks)
             speeds.append(outcome.tokens_per_second)

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from inflight.api.executor_config import ExecutorConfig, KvCacheConfig
+from inflight.api.executor_config import ExecutorConfig, KvCacheConfig, KvTiersConfig
 from inflight.api.kv_pools import KvGroup, KvPool
-from inflight.engine.memory import num_kv_blocks, sizing_line
+from inflight.engine.memory import KvMemory, kv_memory, num_kv_blocks, sizing_line
+from inflight.engine.pools import kv_pools, layer_groups
 from inflight.errors import ConfigError
+from inflight.model.runner import ModelSpec
 from tests.fakes.arithmetic_runner import ArithmeticRunner
 
 PER_TOKEN = 1000
@@ -34,7 +36,7 @@ def with_kv(**values: object) -> ExecutorConfig:
 def test_the_tightest_bound_sets_the_pool(
     config: ExecutorConfig, free_bytes: int, expected: tuple[int, str]
 ) -> None:
-    got = num_kv_blocks(config, kv_bytes_per_token=PER_TOKEN, free_bytes=free_bytes)
+    got = num_kv_blocks(config, kv_bytes_per_token=PER_TOKEN, memory=KvMemory(free_bytes))
     assert got == expected
 
 
@@ -47,7 +49,7 @@ def test_the_tightest_bound_sets_the_pool(
 )
 def test_a_pool_that_cannot_be_is_refused(config: ExecutorConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        num_kv_blocks(config, kv_bytes_per_token=PER_TOKEN, free_bytes=175_000)
+        num_kv_blocks(config, kv_bytes_per_token=PER_TOKEN, memory=KvMemory(175_000))
 
 
 def test_the_log_line_says_that_memory_is_taken_later() -> None:
@@ -56,3 +58,25 @@ def test_the_log_line_says_that_memory_is_taken_later() -> None:
     line = sizing_line(with_kv(), spec, pools, "max_batch_size x max_seq_len")
     assert "28 blocks of 16 tokens = 448 tokens, up to 28 MiB on " in line
     assert "taken as blocks are first used, 65536 bytes a token" in line
+
+
+def test_a_pool_on_a_device_takes_its_share_of_the_devices_memory() -> None:
+    spec = replace(ArithmeticRunner().spec, kv_bytes_per_token=PER_TOKEN, kv_memory_bytes=200_000)
+    assert blocks_for(with_kv(), spec) == 11
+    assert blocks_for(with_kv(free_memory_fraction=0.5), spec) == 6
+    pools = [KvPool(KvGroup(None, (0,), PER_TOKEN), 11)]
+    assert "taken now" in sizing_line(with_kv(), spec, pools, "num_blocks")
+    with pytest.raises(ConfigError, match="num_blocks: 13 KV blocks .* do not fit into the 0 MiB"):
+        blocks_for(with_kv(num_blocks=13), spec)
+
+
+def blocks_for(config: ExecutorConfig, spec: ModelSpec) -> int:
+    pools, _ = kv_pools(config, layer_groups(spec, config), kv_memory(config, spec))
+    return pools[0].num_blocks
+
+
+def test_a_host_tier_beside_a_device_must_fit_into_the_host() -> None:
+    spec = replace(ArithmeticRunner().spec, kv_memory_bytes=200_000)
+    config = with_kv(tiers=KvTiersConfig(host_memory_bytes=1 << 50))
+    with pytest.raises(ConfigError, match="kv_cache_host_memory_bytes: .* more than the host has"):
+        kv_memory(config, spec)

@@ -8,7 +8,7 @@ import pytest
 
 from inflight.api import CapacitySchedulerPolicy, ExecutorConfig, KvCacheConfig, KvTiersConfig
 from inflight.api.kv_pools import KvGroup
-from inflight.engine.memory import sizing_line
+from inflight.engine.memory import KvMemory, sizing_line
 from inflight.engine.pools import kv_pools, layer_groups
 from inflight.errors import InvalidRequestError
 from inflight.executor import Executor
@@ -110,20 +110,20 @@ LARGE = ExecutorConfig(
 
 def test_memory_is_divided_so_that_the_pools_run_out_together() -> None:
     """1,024 tokens are 32 blocks without a window, and with one of 128 tokens in generation 5."""
-    pools, bound = kv_pools(LARGE, GROUPS, free_bytes=128 << 20)
+    pools, bound = kv_pools(LARGE, GROUPS, KvMemory(128 << 20))
     full, windowed = (pool.num_blocks for pool in pools)
     assert bound == "kv_cache_free_gpu_mem_fraction"
     assert windowed == -(-full * 5 // 32) + 512 // 32
     num_bytes = 32 * (full * 100 + windowed * 300)
     assert 0.998 < num_bytes / (64 << 20) <= 1
-    alone, _ = kv_pools(LARGE, [KvGroup(None, (0, 1, 2, 3), 400)], free_bytes=128 << 20)
+    alone, _ = kv_pools(LARGE, [KvGroup(None, (0, 1, 2, 3), 400)], KvMemory(128 << 20))
     assert full > 2.7 * alone[0].num_blocks
 
 
 def test_what_a_window_leaves_is_the_first_pools() -> None:
     """With 20 requests at most; each holds 21 blocks of the window while it is a context."""
     limits = replace(LARGE, max_batch_size=20, max_seq_len=32768)
-    pools, bound = kv_pools(limits, GROUPS, free_bytes=32 << 20)
+    pools, bound = kv_pools(limits, GROUPS, KvMemory(32 << 20))
     full, windowed = (pool.num_blocks for pool in pools)
     assert bound == "kv_cache_free_gpu_mem_fraction"
     assert windowed == 20 * 21 < full * 5 // 32
@@ -131,7 +131,7 @@ def test_what_a_window_leaves_is_the_first_pools() -> None:
 
 
 def test_the_pools_are_said_in_the_log_line() -> None:
-    pools, bound = kv_pools(LARGE, GROUPS, free_bytes=128 << 20)
+    pools, bound = kv_pools(LARGE, GROUPS, KvMemory(128 << 20))
     spec = replace(ArithmeticRunner().spec, kv_bytes_per_token=400)
     line = sizing_line(LARGE, spec, pools, bound)
     assert f"and {pools[1].num_blocks} blocks of 32 tokens" in line
@@ -143,7 +143,7 @@ def test_who_fits_into_the_first_pool_fits_into_the_others(num_blocks: int) -> N
     limits = replace(
         LARGE, kv_cache_config=KvCacheConfig(tokens_per_block=32, num_blocks=num_blocks)
     )
-    pools, _ = kv_pools(limits, GROUPS, free_bytes=1 << 40)
+    pools, _ = kv_pools(limits, GROUPS, KvMemory(1 << 40))
     longest = (128 - 1 + 512 - 1 + 31) // 32 + 1
     assert pools[0].num_blocks == num_blocks
     assert min(num_blocks, longest) <= pools[1].num_blocks <= num_blocks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from inflight.errors import CheckpointError
 from inflight.model import factory
 from inflight.model.attention import AttentionRules
 from inflight.model.dtypes import DTYPES, choose_dtype
-from inflight.model.factory import load_runner, usable_cores
+from inflight.model.factory import load_runner
 from inflight.model.loading import load_model
 from inflight.model.packed_model import PackedModel
 from inflight.model.probe import probe
@@ -81,18 +80,6 @@ def test_threads_follow_the_configuration(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("max 100000", 8), ("250000 100000", 3), ("5000 100000", 1), ("", 8)]
-)
-def test_usable_cores_are_capped_by_the_quota(
-    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(factory, "CPU_QUOTA_FILE", tmp_path / "cpu.max")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert usable_cores() == cores
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def find_installation() -> TritonInstallation:
     if server is not None:
         return _complete(_in_container(Path(server).resolve()))
     raise StartupError(
-        "no tritonserver: install the wheel (pip install --no-deps nvidia-pytriton) "
-        "or run inside NVIDIA's container"
+        "no tritonserver",
+        remedy="pip install --no-deps nvidia-pytriton, or run inside NVIDIA's container",
     )
 
 
@@ -100,8 +100,8 @@ def _in_container(server: Path) -> TritonInstallation:
 def _complete(installation: TritonInstallation) -> TritonInstallation:
     if not installation.stub.is_file():
         raise StartupError(
-            f"no Python backend stub for Python {python_version()} in {installation.stub.parent}: "
-            "use Python 3.10, 3.11, 3.12 or 3.13"
+            f"no Python backend stub for Python {python_version()} in {installation.stub.parent}",
+            remedy="use Python 3.10, 3.11, 3.12 or 3.13",
         )
     needed = (installation.server, *(installation.python_backend / f for f in BACKEND_FILES))
     for file in needed:

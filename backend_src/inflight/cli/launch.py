@@ -79,7 +79,8 @@ def check_first_python(environment: Mapping[str, str]) -> None:
     if found is None or not os.path.samefile(found, sys.executable):
         raise StartupError(
             f"the first python3 on PATH would be {found}, not {sys.executable}, and the models "
-            "would not find the package: make a virtual environment with python -m venv"
+            "would not find the package",
+            remedy="make a virtual environment with python -m venv",
         )
 
 

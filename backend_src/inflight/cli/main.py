@@ -13,6 +13,7 @@ import yaml
 
 import inflight
 from inflight.cli.config_options import resolved_config, with_config_options
+from inflight.cli.errors import StartupError
 from inflight.cli.healthcheck import infer_one_token
 from inflight.cli.launch import default_model_repository
 from inflight.cli.ports import Endpoints
@@ -112,6 +113,37 @@ def config(*, config_file: ConfigFile = None, config_values: dict[str, str]) -> 
     typer.echo(yaml.safe_dump(resolved, sort_keys=False), nl=False)
 
 
+@app.command()
+@with_config_options
+def doctor(
+    *,
+    host: Annotated[str, typer.Option(help="As of serve.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
+    model_repository: Annotated[Path | None, typer.Option(help="As of serve.")] = None,
+    config_file: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="In JSON.")] = False,
+    config_values: dict[str, str],
+) -> None:
+    """Say what this machine can run, and what to do about what is missing.
+
+    Takes the options of serve. Exit code 0: it serves; 1: something needed is missing.
+    """
+    from inflight.cli.doctor import examination  # half a second, of numpy and the simulator
+
+    findings = examination.examine(
+        examination.Plan(
+            config=resolved_config(config_values, config_file),
+            endpoints=Endpoints(host, http_port, grpc_port, metrics_port),
+            model_repository=model_repository or default_model_repository(),
+        )
+    )
+    typer.echo(examination.as_json(findings) if as_json else examination.as_text(findings))
+    if not examination.serves(findings):
+        raise typer.Exit(1)
+
+
 app.command()(simulate)
 app.command()(plan)
 
@@ -138,6 +170,9 @@ def main() -> None:
     """The entry point; every error of ours is one line and exit code 1."""
     try:
         app()
+    except StartupError as error:
+        print(f"inflight: {error} (inflight doctor looks at everything)", file=sys.stderr)
+        sys.exit(1)
     except InflightError as error:
         print(f"inflight: {error}", file=sys.stderr)
         sys.exit(1)

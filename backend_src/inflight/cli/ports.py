@@ -61,7 +61,8 @@ def _check_port(option: str, host: str, port: int) -> None:
         holder = _listener(port)
         by = f" by {holder}" if holder else ""
         raise StartupError(
-            f"{option} {port}: cannot listen on {host}: {error.strerror}{by}; give another {option}"
+            f"{option} {port}: cannot listen on {host}: {error.strerror}{by}",
+            remedy=f"give another {option}",
         ) from None
 
 

@@ -24,7 +24,7 @@ _MIB = 1 << 20
 def check_stub_libraries(stub: Path, environment: Mapping[str, str]) -> None:
     """Every shared library of the stub is found in the environment the server will have."""
     if shutil.which("ldd") is None:
-        raise StartupError("ldd is not on PATH (Debian: apt-get install libc-bin)")
+        raise StartupError("ldd is not on PATH", remedy="apt-get install libc-bin")
     listing = subprocess.run(
         ["ldd", str(stub)], env=dict(environment), capture_output=True, text=True, check=False
     )
@@ -33,8 +33,8 @@ def check_stub_libraries(stub: Path, environment: Mapping[str, str]) -> None:
     missing = missing_libraries(listing.stdout)
     if missing:
         raise StartupError(
-            f"the Python backend needs {', '.join(missing)}, which this machine lacks: "
-            + _remedy(missing)
+            f"the Python backend needs {', '.join(missing)}, which this machine lacks",
+            remedy=_remedy(missing),
         )
 
 
@@ -63,7 +63,8 @@ def check_numpy(installation: TritonInstallation, installed: str | None = None) 
     needs_numpy_1 = installation.is_wheel or python_version() in ("3.10", "3.11")
     if needs_numpy_1 and int(installed.split(".")[0]) >= 2:
         raise StartupError(
-            f"numpy {installed} does not work with the Python backend's stub: pip install 'numpy<2'"
+            f"numpy {installed} does not work with the Python backend's stub",
+            remedy="pip install 'numpy<2'",
         )
 
 
@@ -76,7 +77,8 @@ def check_shared_memory(directory: Path = Path("/dev/shm")) -> None:
     if free < _LEAST_SHARED_MEMORY:
         raise StartupError(
             f"{directory} has {free / _MIB:.0f} MiB free, {_LEAST_SHARED_MEMORY // _MIB} MiB are "
-            "needed (docker run --shm-size=256m; Kubernetes: an emptyDir of medium Memory)"
+            "needed",
+            remedy="docker run --shm-size=256m; Kubernetes: an emptyDir of medium Memory",
         )
 
 

@@ -34,7 +34,7 @@ def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
     kernels = threading.Thread(
         target=_compile_kernels, args=(config.cache_dir, has_kernels), daemon=True
     )
-    if preflight.has_gpu():
+    if config.device != "cpu" and preflight.has_gpu():
         return prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
     kernels.start()
     checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
@@ -51,7 +51,9 @@ def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
 
 def needs_engine(checkpoint: Checkpoint, config: InflightConfig) -> bool:
     """Whether a server of this configuration would have to build one first; needs no torch."""
-    if config.runner == "hf" or config.attention_backend == "torch" or config.dtype == "fp16":
+    if config.runner == "hf" or config.attention_backend == "torch":
+        return False
+    if config.dtype in ("fp16", "fp8") or config.kv_cache_dtype == "fp16":
         return False
     store = EngineStore(config.cache_dir)
     key = engine_key(checkpoint.directory, config.dtype, config.cache_dir)

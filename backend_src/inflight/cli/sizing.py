@@ -10,6 +10,7 @@ from inflight.api.config import InflightConfig
 from inflight.checkpoint.files import read_json
 from inflight.cli.memory import available_memory, number_of_weights
 from inflight.cli.option_groups import CostOptions, MemoryOptions
+from inflight.engine.memory import KvMemory
 from inflight.engine.pools import kv_pools, layer_groups
 from inflight.errors import ConfigError
 from inflight.executor.executor import SEQ_LEN_CEILING
@@ -81,7 +82,7 @@ def free_after_weights(model: ModelShape, limits: ExecutorConfig, options: Memor
 def pool_blocks(limits: ExecutorConfig, model: ModelShape, options: MemoryOptions) -> int:
     """Blocks of the first pool, as the engine counts them. Raises ConfigError."""
     groups = layer_groups(model, limits)
-    pools, _ = kv_pools(limits, groups, free_bytes=free_after_weights(model, limits, options))
+    pools, _ = kv_pools(limits, groups, KvMemory(free_after_weights(model, limits, options)))
     return pools[0].num_blocks
 
 

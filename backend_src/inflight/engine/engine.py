@@ -16,7 +16,7 @@ from inflight.engine.admission import EngineLimits, check_request
 from inflight.engine.inbox import Inbox
 from inflight.engine.lane import ForwardLane, InlineLane
 from inflight.engine.loop import IterationLoop
-from inflight.engine.memory import available_bytes, sizing_line
+from inflight.engine.memory import kv_memory, sizing_line
 from inflight.engine.onboarder import Onboarder
 from inflight.engine.outbox import Outbox
 from inflight.engine.parts import EngineParts
@@ -65,11 +65,8 @@ class Engine:
         self._end_ids = tuple(end_ids)
         self._clock = clock
         self._ids = itertools.count(1)
-        pools, bound = kv_pools(
-            config,
-            layer_groups(runner.spec, config),
-            free_bytes=available_bytes() - config.kv_cache_config.tiers.host_memory_bytes,
-        )
+        memory = kv_memory(config, runner.spec)
+        pools, bound = kv_pools(config, layer_groups(runner.spec, config), memory)
         runner.allocate_kv_cache(
             pools[0].num_blocks, config.kv_cache_config.tokens_per_block, pools[1:]
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from inflight.api.executor_config import ExecutorConfig
 from inflight.api.kv_pools import KvPool, most_blocks
@@ -12,6 +13,7 @@ from inflight.errors import ConfigError
 from inflight.model.runner import ModelSpec
 
 DEFAULT_CPU_FRACTION = 0.3
+DEFAULT_GPU_FRACTION = 0.9
 TYPICAL_SEQ_LEN = 1024
 _PAGE = resource.getpagesize()
 
@@ -32,18 +34,42 @@ def available_bytes() -> int:
     return min(candidates)
 
 
+class KvMemory(NamedTuple):
+    """What the KV cache is made in."""
+
+    free_bytes: int
+    """What the weights, the largest forward and the host tier leave; may be negative."""
+    default_fraction: float = DEFAULT_CPU_FRACTION
+    """Of these bytes the KV cache may take, where no key says otherwise."""
+
+
+def kv_memory(config: ExecutorConfig, spec: ModelSpec) -> KvMemory:
+    """The memory that the KV cache of ``spec`` will lie in. Raises ConfigError where the host tier
+    beside a device does not fit into the host."""
+    host_tier = config.kv_cache_config.tiers.host_memory_bytes
+    host_bytes = available_bytes() - host_tier
+    if spec.kv_memory_bytes is None:
+        return KvMemory(host_bytes)
+    if host_bytes <= 0:
+        raise ConfigError(
+            f"kv_cache_host_memory_bytes: {host_tier} bytes are more than the host has free"
+        )
+    return KvMemory(spec.kv_memory_bytes, DEFAULT_GPU_FRACTION)
+
+
 def num_kv_blocks(
-    config: ExecutorConfig, *, kv_bytes_per_token: int, free_bytes: int
+    config: ExecutorConfig, *, kv_bytes_per_token: int, memory: KvMemory
 ) -> tuple[int, str]:
     """Blocks of the pool and the name of what set the number.
 
-    The smallest of: the fraction of ``free_bytes``, ``max_tokens``, and what ``max_batch_size``
-    requests of ``max_seq_len`` could ever hold. ``num_blocks`` overrides them all. The pool takes
-    its memory as blocks are first written: that it is free now is checked here, nobody keeps it
-    free. Raises ConfigError when not even one request of two blocks fits, or when ``num_blocks``
-    are more than fit. ``free_bytes``: what the host tier leaves; not positive is an error as well.
+    The smallest of: the fraction of ``memory``, ``max_tokens``, and what ``max_batch_size``
+    requests of ``max_seq_len`` could ever hold. ``num_blocks`` overrides them all. On a host the
+    pool takes its memory as blocks are first written: that it is free now is checked here, nobody
+    keeps it free. Raises ConfigError when not even one request of two blocks fits, or when
+    ``num_blocks`` are more than fit, or when the host tier leaves nothing.
     """
     kv = config.kv_cache_config
+    free_bytes, default_fraction = memory
     if free_bytes <= 0:
         raise ConfigError(
             f"kv_cache_host_memory_bytes: {kv.tiers.host_memory_bytes} bytes leave no memory for "
@@ -57,7 +83,7 @@ def num_kv_blocks(
                 f"{free_bytes >> 20} MiB that are free"
             )
         return kv.num_blocks, "num_blocks"
-    fraction = kv.free_memory_fraction or DEFAULT_CPU_FRACTION
+    fraction = kv.free_memory_fraction or default_fraction
     most = config.max_batch_size * -(-config.max_seq_len // kv.tokens_per_block)
     bounds = [
         (int(free_bytes * fraction) // per_block, "kv_cache_free_gpu_mem_fraction"),
@@ -83,11 +109,12 @@ def sizing_line(
     fit_typical = num_fitting(pools, typical, per_block)
     fit_longest = num_fitting(pools, config.max_seq_len, per_block)
     num_bytes = sum(pool.num_blocks * per_block * pool.group.bytes_per_token for pool in pools)
+    taken = "taken as blocks are first used" if spec.kv_memory_bytes is None else "taken now"
     binding = "max_batch_size" if fit_typical >= config.max_batch_size else "the KV cache"
     return (
         f"KV cache: {' and '.join(_described(pool, per_block) for pool in pools)}, "
         f"up to {num_bytes / 2**20:.0f} MiB on "
-        f"{spec.device}, taken as blocks are first used, {spec.kv_bytes_per_token} bytes a token "
+        f"{spec.device}, {taken}, {spec.kv_bytes_per_token} bytes a token "
         f"(set by {bound}); fits {fit_typical} requests of {typical} tokens or "
         f"{fit_longest} of max_seq_len {config.max_seq_len}; max_batch_size "
         f"{config.max_batch_size}, max_num_tokens {config.max_num_tokens}; {binding} binds first"

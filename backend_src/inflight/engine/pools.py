@@ -13,7 +13,7 @@ from typing import Protocol
 
 from inflight.api.executor_config import ExecutorConfig
 from inflight.api.kv_pools import KvGroup, KvPool, most_blocks
-from inflight.engine.memory import TYPICAL_SEQ_LEN, num_kv_blocks
+from inflight.engine.memory import TYPICAL_SEQ_LEN, KvMemory, num_kv_blocks
 
 
 class LayeredModel(Protocol):
@@ -49,17 +49,17 @@ def layer_groups(model: LayeredModel, config: ExecutorConfig) -> tuple[KvGroup, 
 
 
 def kv_pools(
-    config: ExecutorConfig, groups: Sequence[KvGroup], *, free_bytes: int
+    config: ExecutorConfig, groups: Sequence[KvGroup], memory: KvMemory
 ) -> tuple[tuple[KvPool, ...], str]:
     """The pools of ``groups``, and the name of what set their size.
 
     ``num_kv_blocks`` is asked for the first one's, a block of which brings its share of the others
     with it. Where the others have all that they could ever use, the rest is the first one's.
-    Raises ConfigError as ``num_kv_blocks`` does. ``free_bytes``: what the host tier leaves.
+    Raises ConfigError as ``num_kv_blocks`` does.
     """
     division, kv = PoolDivision(config, groups), config.kv_cache_config
     per_token = division.bytes_per_token
-    num_blocks, bound = num_kv_blocks(config, kv_bytes_per_token=per_token, free_bytes=free_bytes)
+    num_blocks, bound = num_kv_blocks(config, kv_bytes_per_token=per_token, memory=memory)
     if kv.num_blocks is not None:
         return division.pools(num_blocks), bound
     bounds = [

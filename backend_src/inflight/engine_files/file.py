@@ -26,9 +26,10 @@ from inflight.engine_files.header import (
     write_header,
 )
 from inflight.engine_files.key import EngineKey
-from inflight.engine_files.memory import ChecksumError, checksums, gives_huge_pages, read_region
+from inflight.engine_files.memory import ChecksumError, checksums, read_region
 from inflight.engine_files.tree import flatten, restore
 from inflight.errors import InflightError
+from inflight.native.cpu import gives_huge_pages
 
 _ALIGNMENT = 64
 _DTYPES = {

@@ -19,19 +19,10 @@ from torch import Tensor
 
 CHUNK_BYTES = 32 << 20
 """What one checksum covers."""
-_HUGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class ChecksumError(Exception):
     """The bytes are not those that were written."""
-
-
-def gives_huge_pages() -> bool:
-    """Whether the system may give huge pages to memory that asks for them."""
-    try:
-        return "[never]" not in _HUGE_PAGES_SETTING.read_text(encoding="ascii")
-    except OSError:
-        return False
 
 
 def checksums(data: memoryview) -> list[int]:

@@ -32,6 +32,9 @@ class ModelSpec:
     layer_groups: tuple[KvGroup, ...] = ()
     """The layers by sliding window, those without one first, then the shortest window first; ():
     no layer has a window. Their bytes add up to ``kv_bytes_per_token``."""
+    kv_memory_bytes: int | None = None
+    """What the device has free for the KV cache, after the weights and the largest forward; None:
+    the KV cache lies in the host's memory."""
 
     def check_tokens_per_block(self, tokens_per_block: int, taken_by: str) -> None:
         """Raises ConfigError for a block size that is not supported; ``taken_by`` names what would
@@ -125,7 +128,8 @@ class ModelRunner(Protocol):
         ...
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
-        """Computes the rows, writing their K and V into the slots. Raises ForwardError."""
+        """Computes the rows, writing their K and V into the slots. Raises ForwardError, or
+        EngineError where no later forward can succeed."""
         ...
 
     def copy_blocks(

@@ -27,11 +27,11 @@ def options_of(command: str) -> set[str]:
     return set(inspect.signature(info.callback).parameters)
 
 
-@pytest.mark.parametrize("command", ["serve", "prepare", "config"])
+@pytest.mark.parametrize("command", ["serve", "doctor", "prepare", "config"])
 def test_there_is_an_option_for_each_key_and_no_other_of_its_kind(command: str) -> None:
     others = {
         "host", "http_port", "grpc_port", "metrics_port", "model_repository", "config_file",
-        "log_file", "restart", "ready_timeout",
+        "log_file", "restart", "ready_timeout", "as_json",
     }  # fmt: skip
     assert options_of(command) - others == set(InflightConfig.model_fields)
 

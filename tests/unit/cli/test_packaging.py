@@ -47,6 +47,11 @@ def test_the_image_is_nvidia_s_with_a_pinned_default() -> None:
     assert tag == "TRITON_TAG=24.10-py3"
 
 
+def test_the_image_has_what_kernels_are_compiled_with() -> None:
+    installs = [run for run in arguments_of("RUN") if "apt-get install" in run]
+    assert len(installs) == 1 and {"g++", "python3-dev"} <= set(installs[0].split())
+
+
 def test_the_container_runs_as_an_ordinary_user() -> None:
     (user,) = arguments_of("USER")
     assert user not in ("root", "0")

@@ -102,7 +102,7 @@ def test_the_numpy_of_this_environment_fits() -> None:
 def test_little_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage(64 << 20, 0, 16 << 20))
-    with pytest.raises(StartupError, match="16 MiB free, 32 MiB are needed .*--shm-size"):
+    with pytest.raises(StartupError, match="16 MiB free, 32 MiB are needed: .*--shm-size"):
         preflight.check_shared_memory(tmp_path)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage(64 << 20, 0, 33 << 20))
     assert preflight.check_shared_memory(tmp_path) is None
@@ -206,7 +206,7 @@ def test_the_wheel_of_this_environment_is_whole() -> None:
 def test_no_server_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(StartupError, match="no tritonserver: install the wheel"):
+    with pytest.raises(StartupError, match="no tritonserver: pip install .*nvidia-pytriton"):
         find_installation()
 
 

@@ -1,7 +1,8 @@
-"""What is read from /proc/cpuinfo."""
+"""What is read from /proc and /sys."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -38,6 +39,51 @@ def test_without_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "none")
     monkeypatch.setattr(cpu, "_cpu_flags", cpu._cpu_flags.__wrapped__)
     assert not cpu.computes_bf16() and cpu.cpu_kind() == platform.machine()
+    assert cpu.instruction_sets() == () and cpu.cpu_name() == platform.machine()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sets"),
+    [
+        ("fpu sse2", ()),
+        (AVX2, ("avx2",)),
+        (f"{AVX2} avx512f avx512dq avx512bw avx512vl", ("avx2",)),
+        (AVX512, ("avx2", "avx512")),
+        (f"{AVX512} amx_tile amx_bf16 amx_int8", ("avx2", "avx512", "amx")),
+        ("avx2 amx_tile amx_bf16 amx_int8", ()),
+    ],
+)
+def test_an_instruction_set_needs_those_below_it(
+    flags: str, sets: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"model name\t: A Processor\nflags\t: {flags}\n")
+    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu, "_cpu_flags", cpu._cpu_flags.__wrapped__)
+    assert cpu.instruction_sets() == sets
+    assert cpu.cpu_name() == "A Processor"
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("250000 100000", 3), ("5000 100000", 1), ("", 8)]
+)
+def test_usable_cores_are_capped_by_the_quota(
+    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(cpu, "_CPU_QUOTA_FILE", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert cpu.usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("setting", "gives"), [("always [madvise] never", True), ("always madvise [never]", False)]
+)
+def test_huge_pages(
+    setting: str, gives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "enabled").write_text(setting)
+    monkeypatch.setattr(cpu, "_HUGE_PAGES_SETTING", tmp_path / "enabled")
+    assert cpu.gives_huge_pages() is gives
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inflight.api.kv_pools import KvGroup, group_layers
+from inflight.engine.memory import KvMemory
 from inflight.engine.pools import kv_pools, layer_groups
 from inflight.simulator.arrivals import OpenArrivals
 from inflight.simulator.layer_windows import windows_of
@@ -60,9 +61,8 @@ def test_a_plan_counts_blocks_as_the_engine_does() -> None:
     fits, plain = capacity(question, question.limits), capacity(ask(3200), question.limits)
     kv = replace(question.limits.kv_cache_config, free_memory_fraction=0.9)
     limits = replace(question.limits, kv_cache_config=kv, max_batch_size=64)
-    pools, _ = kv_pools(
-        limits, layer_groups(question.model, limits), free_bytes=question.free_bytes
-    )
+    memory = KvMemory(question.free_bytes)
+    pools, _ = kv_pools(limits, layer_groups(question.model, limits), memory)
     # Of 200 blocks of one half: n, 3 for each 16 of them, and 4 for a chunk of 128 tokens.
     assert fits.num_blocks == 165
     assert pools[0].num_blocks in (164, 165), "the engine counts memory in whole shares first"

@@ -1,0 +1,1 @@
+"""Kernels in Triton's language with their torch-callable functions."""

@@ -1,0 +1,117 @@
+"""Stage: how fast the kernels are, beside a copy and a matrix product measured in the same run.
+
+    python -m tests.gpu.kernel_speed [--cpu] [--tune FILE]
+
+Shapes are those of Llama 3 8B in bf16. Each kernel is repeated inside a CUDA graph, so that only
+the card is measured. ``--tune`` measures the launches of attention first, and keeps them in FILE.
+With --cpu everything is small and runs under the interpreter: it proves this script, and says
+nothing of speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from inflight.kernels.tuning import AttentionShape, launches_for, tune
+from tests.gpu.kernel_works import (
+    DTYPE,
+    LLAMA,
+    SMALL,
+    Work,
+    attention,
+    copy_work,
+    elementwise,
+    product_work,
+)
+from tests.gpu.rows import Outcome, Row, emit
+
+TARGET_BANDWIDTH = 0.7
+TARGET_PRODUCTS = 0.5
+REPEATS = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--tune", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    if not options.cpu and not torch.cuda.is_available():
+        emit(Row(what="kernels", outcome=Outcome.SKIPPED, note="torch sees no CUDA device"))
+        return
+    torch.manual_seed(1)
+    device = torch.device("cpu" if options.cpu else "cuda")
+    sizes = SMALL if options.cpu else LLAMA
+    copy = ceiling(copy_work(sizes, device), device)
+    product = ceiling(product_work(sizes, device), device)
+    shape = AttentionShape(
+        num_heads=sizes.heads[0],
+        num_kv_heads=sizes.heads[1],
+        head_dim=sizes.head_dim,
+        tokens_per_block=sizes.tokens_per_block,
+        dtype=DTYPE,
+    )
+    if options.tune and not options.cpu:
+        tune(options.tune, shape, device)
+    launches = launches_for(options.tune, shape, device)
+    for work in (*elementwise(sizes, device), *attention(sizes, launches, device)):
+        emit(measured(work, copy, product, device))
+
+
+def rate(work: Work, device: torch.device) -> tuple[float, str]:
+    """In TB/s of what moves, else in TFLOP/s."""
+    amount = work.num_bytes or work.operations
+    return amount / seconds(work.run, device) / 1e12, "TB/s" if work.num_bytes else "TFLOP/s"
+
+
+def ceiling(work: Work, device: torch.device) -> float:
+    """The rate, which is also a row of its own."""
+    value, unit = rate(work, device)
+    emit(Row(what=work.what, value=value, unit=unit))
+    return value
+
+
+def measured(work: Work, copy: float, product: float, device: torch.device) -> Row:
+    value, unit = rate(work, device)
+    on_card = device.type == "cuda"
+    target = TARGET_BANDWIDTH if work.num_bytes else TARGET_PRODUCTS
+    return Row(
+        what=work.what,
+        value=value,
+        unit=unit,
+        ceiling=copy if work.num_bytes else product,
+        target=target if on_card else None,
+        note=work.note if on_card else "interpreted: no figure of speed",
+    )
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Of one run; the least of five measurements."""
+    run()  # compiles
+    if device.type == "cpu":
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            run()
+    graph.replay()
+    times = []
+    for _ in range(5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / REPEATS)
+    return min(times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Prints how many versions a warm-up compiles, and those that later iterations would compile.
+
+    python tests/gpu/steady_versions.py
+
+A request must never wait for the compiler. Nothing is compiled here, and no card is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "backend_src")]
+
+from tests.gpu.compile_kernels import recorded  # noqa: E402  (before any kernel is defined)
+
+# isort: split
+import torch  # noqa: E402
+
+from inflight.kernels.attention import AttentionPlan, AttentionRows, attend  # noqa: E402
+from inflight.kernels.blocks import copy_blocks  # noqa: E402
+from inflight.kernels.launch import default_launches  # noqa: E402
+from inflight.kernels.likeliest import likeliest, likeliest_parts  # noqa: E402
+from inflight.kernels.rms_norm import rms_norm  # noqa: E402
+from inflight.kernels.rope import rope_and_write  # noqa: E402
+from tests.gpu.kernel_works import Rules  # noqa: E402
+
+CPU = torch.device("cpu")
+HEADS, KV_HEADS, HEAD_DIM, WIDTH, VOCAB = 8, 2, 64, 512, 9000
+MOST = 64
+RULES = Rules(num_heads=HEADS, head_dim=HEAD_DIM, cos_sin=torch.zeros(MOST, HEAD_DIM))
+
+
+class Model:
+    """The buffers of a runner, and one layer's calls on the rows of an iteration."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.zeros(MOST, WIDTH)
+        self.qkv = torch.zeros(MOST, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+        self.query = torch.zeros(MOST, HEADS, HEAD_DIM)
+        self.out = torch.zeros(MOST, HEADS, HEAD_DIM)
+        self.storage = torch.zeros(1, 2, 16, KV_HEADS, 16, HEAD_DIM)
+        self.logits = torch.zeros(MOST, VOCAB)
+        parts = MOST * likeliest_parts(VOCAB)
+        self.room = (torch.zeros(parts), torch.zeros(parts, dtype=torch.int32))
+        self.ids, self.largest = torch.zeros(MOST, dtype=torch.int32), torch.zeros(MOST)
+        plan = AttentionPlan.allocate(
+            num_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            launches=default_launches(HEAD_DIM, torch.float32),
+            device=CPU,
+        )
+        self.plan = replace(plan, wanted_programs=64)
+
+    def step(self, contexts: int, generations: int, *, shift: int, longest: int) -> None:
+        """``shift``: where metadata lies in its buffer, in numbers."""
+        sequences, rows = contexts + generations, 3 * contexts + generations
+        metadata = torch.zeros(4096, dtype=torch.int32)[shift:]
+        wide = torch.zeros(4096, dtype=torch.int64)[shift:]
+        rms_norm(self.hidden[:rows], self.hidden[0], 1e-5, self.hidden[:rows])
+        rope_and_write(
+            self.qkv[:rows],
+            self.query[:rows],
+            self.storage[0],
+            wide[:rows],
+            wide[rows : 2 * rows],
+            RULES,
+        )
+        iteration = AttentionRows(
+            cu_seqlens_q=metadata[: sequences + 1],
+            context_lens=metadata[100 + shift :][:sequences],
+            block_tables=metadata[200 + shift :][: sequences * 9].view(sequences, 9),
+            num_context_sequences=contexts,
+            num_context_tokens=3 * contexts,
+            longest=longest,
+        )
+        attend(self.query[:rows], self.storage[0], iteration, RULES, self.out[:rows], self.plan)
+        shown = slice(shift, shift + sequences)
+        likeliest(self.logits[:sequences], self.ids[shown], self.largest[shown], self.room)
+        copy_blocks(self.storage, metadata[:2], metadata[2:4])
+
+
+def main() -> None:
+    model = Model()
+    with recorded() as versions:
+        model.step(1, 1, shift=0, longest=200)
+        model.step(0, 32, shift=0, longest=20)
+        warmed_up = set(versions)
+        for contexts, generations in ((0, 1), (1, 0), (2, 3), (0, 2), (16, 0), (1, 16), (0, 33)):
+            for shift in (0, 1, 4, 7):
+                for longest in (1, 16, 17, 200):
+                    model.step(contexts, generations, shift=shift, longest=longest)
+    new = [key for key in versions if key not in warmed_up]
+    print(json.dumps({"warm_up": len(warmed_up), "new": new}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Every case of every kernel, and the table of what they cover."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.interpreter.attention_cases import attention_cases
+from tests.interpreter.case import Case, dtype_name
+from tests.interpreter.layer_cases import layer_cases
+from tests.interpreter.storage_cases import storage_cases
+
+HEAD = """# What the GPU kernels are held to
+
+Written by `python -m tests.interpreter.all_cases docs/gpu_kernels.md`; a test keeps it current.
+
+Each line is a kernel of `backend_src/inflight/kernels` on one shape. In every dtype named it equals
+a torch reference in float64: under Triton's interpreter (`bash scripts/test -m interpreter`), and
+on a card, with the same cases, in `python -m tests.gpu.kernel_correctness`.
+
+Outputs, unused slots and the room for partial sums are NaN before the call, block tables are
+random, and what a kernel must not touch is compared with what it was. Each dtype is held to the
+rounding of its own results. The interpreter's products of bf16 are wrong, so there products of fp16
+and bf16 are taken in fp32; it also cuts bf16 off where a card rounds it.
+"""
+
+CASES: tuple[Case, ...] = (*layer_cases(), *attention_cases(), *storage_cases())
+
+
+def coverage_lines(cases: Iterable[Case]) -> list[str]:
+    """One line for each kernel and shape, with its dtypes: a Markdown table."""
+    dtypes: dict[tuple[str, str], list[str]] = {}
+    for case in cases:
+        dtypes.setdefault((case.kernel, case.shape), []).append(dtype_name(case.dtype))
+    rows = [f"| {kernel} | {shape} | {' '.join(of)} |" for (kernel, shape), of in dtypes.items()]
+    return ["| kernel | shape | dtypes |", "|---|---|---|", *rows]
+
+
+def page() -> str:
+    """docs/gpu_kernels.md."""
+    return "\n".join((HEAD, *coverage_lines(CASES), ""))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())
