@@ -17,7 +17,8 @@ ALLOWED: dict[str, set[str]] = {
     "cache_folder": {"errors"},
     "api": {"errors"},
     "batch": {"api", "errors"},
-    "checkpoint": {"native", "cache_folder", "api", "errors"},  # native: its converter process alone
+    # native: its converter process alone
+    "checkpoint": {"native", "cache_folder", "api", "errors"},
     "kv_cache": {"api", "errors"},
     "kv_events": {"kv_cache", "api", "errors"},
     "scheduler": {"batch", "api", "errors"},

@@ -101,8 +101,9 @@ class DeviceRunner:
             self._fail(error, len(inputs.token_ids))
 
     def copy_blocks(
-        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
+        assert pool == 0
         self.kv_cache.copy_blocks(source_ids, target_ids)
 
     @property
