@@ -61,6 +61,7 @@ def _convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    torch.set_num_threads(1)  # at a first start compilers have the other cores, and teams wait
     progress(f"{source.name}: reading the tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, **_LOCAL)
     progress(f"{source.name}: reading the weights")
