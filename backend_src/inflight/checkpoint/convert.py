@@ -158,4 +158,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_status)  # all is written, and taking torch down in order takes a second
