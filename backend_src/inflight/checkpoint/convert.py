@@ -61,6 +61,7 @@ def _convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    torch.set_num_threads(1)  # at a first start compilers have the other cores, and teams wait
     progress(f"{source.name}: reading the tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, **_LOCAL)
     progress(f"{source.name}: reading the weights")
@@ -157,4 +158,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_status)  # all is written, and taking torch down in order takes a second

@@ -35,7 +35,7 @@ def build(config: InflightConfig, say: Callable[[str], None]) -> Built:
 
     key = engine_key(checkpoint.directory, config.dtype, config.cache_dir)
     if not EngineStore(config.cache_dir).has(key):
-        # transformers: seconds, and load_runner may have to wait for kernels that are compiled yet.
+        # transformers: seconds. At a first start load_runner waits for kernels, so it comes before.
         import inflight.model.fused.build  # noqa: F401
     started = time.monotonic()
     with build_progress(say) as progress:

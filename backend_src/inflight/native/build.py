@@ -147,7 +147,8 @@ def _compile(directory: Path, compiler: Compiler, sources: Sequence[Path]) -> No
         flags = flags_for(source, compiler)
         _run([compiler.path, *flags, "-c", str(source), "-o", str(target)])
 
-    # Compilers step back: a first start waits longer for what it does beside them.
+    # Compilers step back: a first start waits longer for what it does beside them. (On Linux
+    # niceness is a thread's own, and its children's.)
     with ThreadPoolExecutor(os.cpu_count(), initializer=os.nice, initargs=(_NICENESS,)) as pool:
         list(pool.map(compile_one, wanted, objects))
     output = ["-o", str(directory / LIBRARY_NAME)]
