@@ -3,8 +3,8 @@
 // one of weights (32 of k by 16).
 //
 // To expand a group takes the vector units twice as long as the tiles take for its product with 32
-// rows. To expand one while another is multiplied makes 32 rows 1.4 to 1.8 times as fast as to expand
-// the whole panel first. Only the first block of rows has to.
+// rows. To expand one while another is multiplied makes 32 rows 1.4 to 1.8 times as fast as to
+// expand the whole panel first. Only the first block of rows has to.
 #include <immintrin.h>
 
 #include "linear.h"
