@@ -107,14 +107,18 @@ class KvProgram:
         self.reuse = rng.random() < 0.8
         self.copies = rng.random() < 0.7
         self.has_tier = tuple(windows) == (None,)
-        size = rng.randint(1, 4)
+        num_blocks, size = rng.randint(3, 20), rng.randint(1, 4)
         config = KvCacheConfig(
             tokens_per_block=size,
             enable_block_reuse=self.reuse,
             enable_partial_reuse=rng.random() < 0.8,
             copy_on_partial_reuse=self.copies,
         )
-        pools = [KvPool(KvGroup(window, (), 1), rng.randint(3, 20)) for window in windows]
+        sizes = [num_blocks, *(rng.randint(3, 20) for _ in windows[1:])]
+        pools = [
+            KvPool(KvGroup(window, (), 1), number)
+            for window, number in zip(windows, sizes, strict=True)
+        ]
         self.stores = [CheckedKvStore(pool.num_blocks, size) for pool in pools]
         self.tier = Tier(self.stores[0])
         self.kv: KvCache = make_kv_cache(

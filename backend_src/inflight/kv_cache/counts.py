@@ -48,11 +48,6 @@ class PoolCounts:
         """Blocks that nobody references: empty ones, and cached ones that may be evicted."""
         return self._pool.num_free
 
-    @property
-    def pools(self) -> Sequence[PoolCounts]:
-        """This one."""
-        return (self,)
-
     def block_table(self, request_id: int) -> npt.NDArray[np.int32]:
         """Ids of the blocks in the order of the tokens, int32[num_table_blocks], read-only.
 

@@ -75,6 +75,11 @@ class KvCacheManager(PoolCounts):
         self._num_reused = 0
         self._num_missed = 0
 
+    @property
+    def pools(self) -> Sequence[KvCacheManager]:
+        """This one."""
+        return (self,)
+
     def open(
         self,
         request_id: int,
