@@ -16,6 +16,7 @@
     │   ├── ForwardError            the model's forward pass or the sampler raised
     │   └── OutOfBlocksError        a plan asked for more KV blocks than exist (nothing was taken)
     └── EngineError             radius the engine: everybody gets an error, the executor stops
+        │                           (itself: a device that does nothing any more)
         └── IntegrityError          the KV cache's books do not add up: a bug of ours
 
 This module imports nothing.

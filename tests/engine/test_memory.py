@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from inflight.api.executor_config import ExecutorConfig, KvCacheConfig
-from inflight.engine.memory import num_kv_blocks, sizing_line
+from inflight.api.executor_config import ExecutorConfig, KvCacheConfig, KvTiersConfig
+from inflight.engine.memory import num_kv_blocks, pool_size, sizing_line
 from inflight.errors import ConfigError
 from tests.fakes.arithmetic_runner import ArithmeticRunner
 
@@ -54,3 +54,19 @@ def test_the_log_line_says_that_memory_is_taken_later() -> None:
     line = sizing_line(with_kv(), spec, 28, "max_batch_size x max_seq_len")
     assert "28 blocks of 16 tokens = 448 tokens, up to 28 MiB on " in line
     assert "taken as blocks are first used, 65536 bytes a token" in line
+
+
+def test_a_pool_on_a_device_takes_its_share_of_the_devices_memory() -> None:
+    spec = replace(ArithmeticRunner().spec, kv_bytes_per_token=PER_TOKEN, kv_memory_bytes=200_000)
+    assert pool_size(with_kv(), spec) == (11, "kv_cache_free_gpu_mem_fraction")
+    assert pool_size(with_kv(free_memory_fraction=0.5), spec)[0] == 6
+    assert "taken now" in sizing_line(with_kv(), spec, 11, "num_blocks")
+    with pytest.raises(ConfigError, match="num_blocks: 13 KV blocks .* do not fit into the 0 MiB"):
+        pool_size(with_kv(num_blocks=13), spec)
+
+
+def test_a_host_tier_beside_a_device_must_fit_into_the_host() -> None:
+    spec = replace(ArithmeticRunner().spec, kv_memory_bytes=200_000)
+    config = with_kv(tiers=KvTiersConfig(host_memory_bytes=1 << 50))
+    with pytest.raises(ConfigError, match="kv_cache_host_memory_bytes: .* more than the host has"):
+        pool_size(config, spec)

@@ -13,7 +13,7 @@ CARD = "card"
 """``what`` of the row whose ``note`` names the card; a run without one names its processor."""
 
 NEEDED = ("torch", "transformers", "numpy", "pydantic", "yaml", "tokenizers", "safetensors")
-OPTIONAL = ("triton", "flashinfer")
+OPTIONAL = ("triton",)
 
 
 def main() -> None:

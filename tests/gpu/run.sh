@@ -14,7 +14,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export PYTHONPATH=$PWD:$PWD/backend_src PYTHONUNBUFFERED=1
 if [[ -f $archive ]]; then
-  "$python" -m tarfile -e "$archive" "$scratch"
+  "$python" -m tarfile --filter data -e "$archive" "$scratch"
   export PYTHONPATH=$PYTHONPATH:$scratch/site CARRIED_SERVER=$scratch/server
   echo "unpacked $archive after $SECONDS s"
 else

@@ -10,7 +10,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,9 @@ import torch
 
 from tests.gpu.random_checkpoint import LLAMA_1B, TINY, make_checkpoint
 from tests.gpu.rows import Outcome, Row, emit
+
+CARD_KEYS = {"max_num_tokens": 8192, "max_seq_len": 2048}
+"""Configuration of the engine on a card, behind either door: the defaults are those of a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,8 @@ def main() -> None:
         if not on_cpu:
             torch.cuda.empty_cache()  # the server's process needs the memory
         loads = _loads(on_cpu=on_cpu)
-        with _open_door(checkpoint, Path(scratch)) as door:
+        keys = {} if on_cpu else CARD_KEYS
+        with _open_door(checkpoint, Path(scratch), keys) as door:
             door.serve(Load(num_streams=2, prompt_tokens=16, max_tokens=4))  # the first is slower
             for load in loads:
                 began = time.perf_counter()
@@ -108,16 +112,18 @@ def _loads(*, on_cpu: bool) -> list[Load]:
     return [Load(num_streams=n, prompt_tokens=512, max_tokens=128) for n in (1, 16, 64)]
 
 
-def _open_door(checkpoint: Path, scratch: Path) -> AbstractContextManager[Door]:
+def _open_door(
+    checkpoint: Path, scratch: Path, keys: Mapping[str, int]
+) -> AbstractContextManager[Door]:
     from tests.gpu.streaming_executor import ExecutorDoor
-    from tests.gpu.streaming_server import ServerDoor, ServerMissingError, server_python
+    from tests.gpu.streaming_server import ServerDoor, ServerMissingError
 
     try:
-        return ServerDoor(server_python(scratch / "python"), checkpoint, scratch)
+        return ServerDoor(checkpoint, scratch, keys)
     except ServerMissingError as error:
         note = f"{error}; the Executor in this process instead"
         emit(Row(what="tritonserver", outcome=Outcome.SKIPPED, note=note))
-        return ExecutorDoor(checkpoint)
+        return ExecutorDoor(checkpoint, keys)
 
 
 if __name__ == "__main__":

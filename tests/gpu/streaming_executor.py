@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -16,8 +17,9 @@ class ExecutorDoor:
 
     name = "Executor in process"
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._executor = Executor.from_checkpoint(str(checkpoint), InflightConfig())
+    def __init__(self, checkpoint: Path, keys: Mapping[str, int]) -> None:
+        config = InflightConfig.model_validate(keys)
+        self._executor = Executor.from_checkpoint(str(checkpoint), config)
 
     def serve(self, load: Load) -> list[Stream]:
         tokenizer = self._executor.tokenizer

@@ -15,6 +15,7 @@ import sysconfig
 import threading
 import time
 import venv
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from tests.gpu.streaming import Load, Stream
 
 CARRIED_VARIABLE = "CARRIED_SERVER"
 """Environment variable of run.sh: the folder with what only the server needs."""
-READY_SECONDS = 75.0
+READY_SECONDS = 90.0
 _STOP_SECONDS = 15.0
 _NO_END_ID = -1
 _ROOT = Path(__file__).parents[2]
@@ -36,34 +37,15 @@ class ServerMissingError(Exception):
 
 def server_python(folder: Path) -> Path:
     """An interpreter for the server and its stubs that can import all they need, what was carried
-    along for them before all else. Raises ServerMissingError with the first thing that the doctor
-    finds missing.
-    """
+    along for them before all else."""
     carried = os.environ.get(CARRIED_VARIABLE)
     venv.EnvBuilder(symlinks=True).create(folder)
-    python = folder / "bin" / "python3"
     folders = [Path(carried)] if carried else []
     folders += [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     folders.append(Path(sysconfig.get_path("purelib")))
     site = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     (site / "inflight-suite.pth").write_text("\n".join(str(path.absolute()) for path in folders))
-    looked = subprocess.run(
-        [str(python), "-m", "inflight.cli", "doctor", "--json"],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    try:
-        findings = json.loads(looked.stdout)["findings"]
-    except (ValueError, KeyError):
-        last = (looked.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise ServerMissingError(f"inflight doctor: {last}") from None
-    bad = [f"{each['what']}: {each['found']}" for each in findings if each["status"] == "bad"]
-    if bad:
-        raise ServerMissingError(bad[0])
-    return python
+    return folder / "bin" / "python3"
 
 
 class ServerDoor:
@@ -71,17 +53,25 @@ class ServerDoor:
 
     name = "tritonserver"
 
-    def __init__(self, python: Path, checkpoint: Path, scratch: Path) -> None:
-        """Raises RuntimeError where it does not become ready, with the end of its log."""
+    def __init__(self, checkpoint: Path, scratch: Path, keys: Mapping[str, int]) -> None:
+        """``keys``: of the configuration. Raises ServerMissingError with the first thing that the
+        doctor finds missing, RuntimeError with the end of the log of a server that is not ready."""
+        python = server_python(scratch / "python")
         self._http, grpc, metrics = free_ports(3)
         self._log = scratch / "server.log"
-        command = [str(python), "-m", "inflight.cli", "serve", "--no-restart"]
-        command += ["--model", str(checkpoint), "--log-file", str(scratch / "triton.log")]
+        options = ["--model", str(checkpoint)]
         for name, port in (("http", self._http), ("grpc", grpc), ("metrics", metrics)):
-            command += [f"--{name}-port", str(port)]
+            options += [f"--{name}-port", str(port)]
+        for key, value in keys.items():
+            options += [f"--{key.replace('_', '-')}", str(value)]
+        _look_first(python, options)
+        own = ["--no-restart", "--log-file", str(scratch / "triton.log")]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, env=_environment(), stdout=log, stderr=subprocess.STDOUT
+                [str(python), "-m", "inflight.cli", "serve", *own, *options],
+                env=_environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         try:
             self._wait_ready()
@@ -145,6 +135,26 @@ class ServerDoor:
         traceback: TracebackType | None,
     ) -> None:
         self._end()
+
+
+def _look_first(python: Path, options: Sequence[str]) -> None:
+    """Raises ServerMissingError where ``inflight doctor`` says that a server would not start."""
+    looked = subprocess.run(
+        [str(python), "-m", "inflight.cli", "doctor", "--json", *options],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    try:
+        findings = json.loads(looked.stdout)["findings"]
+    except (ValueError, KeyError):
+        last = (looked.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise ServerMissingError(f"inflight doctor: {last}") from None
+    bad = [f"{each['what']}: {each['found']}" for each in findings if each["status"] == "bad"]
+    if bad:
+        raise ServerMissingError(bad[0])
 
 
 def _environment() -> dict[str, str]:

@@ -3,13 +3,14 @@
     bash tests/gpu/run.sh [--cpu] [--seconds N] [--only NAME ...] [--out FOLDER]
 
 Exit status: 0 when every row is ok, low or skipped; 1 when one failed. The table comes in any case,
-also after Ctrl-C.
+also after Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +57,10 @@ class Suite:
         return self._clock() - self._began
 
     def run(self, stages: Sequence[Stage]) -> None:
+        """A stage may use what those before it left over of their time."""
         for number, stage in enumerate(stages, 1):
             left = self._end - self._clock()
+            kept = sum(later.limit(on_cpu=self._on_cpu) for later in stages[number:])
             head = f"[{self.seconds:3.0f} s] {number}/{len(stages)} {stage.title}"
             if left < LEAST_STAGE_SECONDS:
                 self._say(f"{head}: skipped, the time is used up")
@@ -66,7 +69,7 @@ class Suite:
                     Row(what=stage.name, outcome=Outcome.SKIPPED, note=note)
                 ]
                 continue
-            limit = min(left, stage.limit(on_cpu=self._on_cpu))
+            limit = min(left, max(stage.limit(on_cpu=self._on_cpu), left - kept))
             self._say(f"{head}: at most {limit:.0f} s")
             self.results[stage.title] = self._result(stage, limit)
 
@@ -92,6 +95,7 @@ class Suite:
 
 def main() -> None:
     options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     suite = Suite(
         on_cpu=options.cpu,
         seconds=options.seconds or (CPU_SUITE_SECONDS if options.cpu else SUITE_SECONDS),

@@ -89,7 +89,7 @@ def _line(title: str, row: Row) -> tuple[str, ...]:
         _quantity(row.ceiling, row.unit),
         "" if row.share is None else f"{row.share:.0%}",
         asked,
-        row.note,
+        " ".join(row.note.split()),
     )
 
 

@@ -56,25 +56,37 @@ class InflightConfig(BaseModel):
     cache_dir: str = Field(
         "", description="Where converted checkpoints are kept; empty: ~/.cache/inflight"
     )
-    dtype: Literal["auto", "bf16", "fp16", "fp32", "int8", "int4"] = Field(
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto: the first GPU where torch finds one"
+    )
+    dtype: Literal["auto", "bf16", "fp16", "fp32", "int8", "int4", "fp8"] = Field(
         "auto",
         description="Weights and activations; auto: bf16 where the hardware computes it, else "
-        "fp32; int8, int4: weights in blocks of 32, the rest bf16",
+        "fp32; int8, int4 (CPU): weights in blocks of 32, the rest bf16; fp8 (GPU): weights with a "
+        "scale for each row, the rest bf16",
     )
-    kv_cache_dtype: Literal["auto", "bf16", "fp32", "int8"] = Field(
+    kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp32", "int8"] = Field(
         "auto",
-        description="KV cache; auto: as the activations; int8: with a scale for each token and "
-        "KV head, about half of bf16",
+        description="KV cache; auto: as the activations; int8 (CPU): with a scale for each token "
+        "and KV head, about half of bf16",
     )
     runner: Literal["auto", "fused", "hf"] = Field(
         "auto",
-        description="Who runs the model: fused: our own decoder on native kernels; hf: "
-        "transformers' classes; auto: fused where it serves the checkpoint, else hf",
+        description="Who runs the model: fused: our own decoder on native kernels, or on a GPU on "
+        "Triton-language ones; hf: transformers' classes; auto: fused where it serves the "
+        "checkpoint, else hf",
     )
-    attention_backend: Literal["auto", "cpu", "torch"] = Field(
+    attention_backend: Literal["auto", "cpu", "torch", "triton"] = Field(
         "auto",
         description="Attention of the hf runner: cpu: native kernels; torch: the reference; "
-        "auto: cpu where it can",
+        "auto: cpu where it can. Kernels of the fused runner on a GPU: triton (auto), or torch, "
+        "which is slow",
+    )
+    cuda_graph_mode: bool = Field(
+        True, description="GPU: iterations of generations alone run as captured CUDA graphs"
+    )
+    cuda_graph_cache_size: int = Field(
+        0, ge=0, description="Most CUDA graphs, those of the fewest rows; 0: as many as are of use"
     )
     num_threads: int = Field(
         0, ge=0, description="Compute threads; 0: the cores this process may use"

@@ -38,7 +38,5 @@ UNSUPPORTED_KEYS: Mapping[str, str] = {
     "lora_prefetch_dir": "LoRA is not served",
     "enable_context_fmha_fp32_acc": "attention always accumulates in fp32",
     "multi_block_mode": "there is no such switch",
-    "cuda_graph_mode": "CUDA graphs are not built yet",
-    "cuda_graph_cache_size": "CUDA graphs are not built yet",
 }
 """Keys of TensorRT-LLM's backend that are refused, with the reason."""

@@ -57,6 +57,8 @@ SHARED_WITH_TENSORRT_LLM = frozenset(
         "exclude_input_in_output",
         "cancellation_check_period_ms",
         "stats_check_period_ms",
+        "cuda_graph_mode",
+        "cuda_graph_cache_size",
     }
 )
 """Keys that are parameters of the same name in TensorRT-LLM's Triton backend."""

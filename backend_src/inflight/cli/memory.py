@@ -11,7 +11,9 @@ from pathlib import Path
 from inflight.cli.errors import StartupError
 
 _MAX_HEADER_BYTES = 100_000_000  # what the safetensors library itself accepts
-_LEAST_BYTES_PER_WEIGHT = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4, "int8": 1, "int4": 0.5}
+_LEAST_BYTES_PER_WEIGHT = {
+    "auto": 2, "bf16": 2, "fp16": 2, "fp32": 4, "int8": 1, "int4": 0.5, "fp8": 1,
+}  # fmt: skip
 _GIB = 1 << 30
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")

@@ -32,7 +32,7 @@ def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
     kernels = threading.Thread(
         target=_compile_kernels, args=(config.cache_dir, has_kernels), daemon=True
     )
-    if not preflight.has_gpu():
+    if config.device == "cpu" or not preflight.has_gpu():
         kernels.start()
     checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
     if kernels.ident is not None:
@@ -48,7 +48,9 @@ def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
 
 def needs_engine(checkpoint: Checkpoint, config: InflightConfig) -> bool:
     """Whether a server of this configuration would have to build one first; needs no torch."""
-    if config.runner == "hf" or config.attention_backend == "torch" or config.dtype == "fp16":
+    if config.runner == "hf" or config.attention_backend == "torch":
+        return False
+    if config.dtype in ("fp16", "fp8") or config.kv_cache_dtype == "fp16":
         return False
     store = EngineStore(config.cache_dir)
     key = engine_key(checkpoint.directory, config.dtype, config.cache_dir)

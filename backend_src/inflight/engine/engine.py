@@ -16,7 +16,7 @@ from inflight.engine.admission import EngineLimits, check_request
 from inflight.engine.inbox import Inbox
 from inflight.engine.lane import ForwardLane, InlineLane
 from inflight.engine.loop import IterationLoop
-from inflight.engine.memory import available_bytes, num_kv_blocks, sizing_line
+from inflight.engine.memory import pool_size, sizing_line
 from inflight.engine.outbox import Outbox
 from inflight.engine.parts import EngineParts
 from inflight.engine.record import RequestRecord
@@ -63,11 +63,7 @@ class Engine:
         self._end_ids = tuple(end_ids)
         self._clock = clock
         self._ids = itertools.count(1)
-        num_blocks, bound = num_kv_blocks(
-            config,
-            kv_bytes_per_token=runner.spec.kv_bytes_per_token,
-            free_bytes=available_bytes() - config.kv_cache_config.tiers.host_memory_bytes,
-        )
+        num_blocks, bound = pool_size(config, runner.spec)
         tokens_per_block = config.kv_cache_config.tokens_per_block
         runner.allocate_kv_cache(num_blocks, tokens_per_block)
         self._limits = EngineLimits.of(

@@ -13,7 +13,7 @@ from inflight.engine.iteration import ComputedIteration, SettledIteration
 from inflight.engine.lane import ForwardWork
 from inflight.engine.parts import EngineParts
 from inflight.engine.record import RequestRecord
-from inflight.errors import IntegrityError, RequestError, RequestFailedError
+from inflight.errors import EngineError, IntegrityError, RequestError, RequestFailedError
 from inflight.kv_cache import BlockRetention, KvExtent, PrefixIdentity
 from inflight.sampling.sampler import SampledTokens
 
@@ -221,7 +221,9 @@ class IterationLoop:
     def _wait(self) -> SampledTokens | Exception:
         try:
             return self.parts.lane.wait()
-        except Exception as error:  # whatever it is, its radius is this batch
+        except EngineError:
+            raise
+        except Exception as error:  # whatever else it is, its radius is this batch
             return error
 
     # Beside it.

@@ -10,6 +10,7 @@ from inflight.errors import ConfigError
 from inflight.model.runner import ModelSpec
 
 DEFAULT_CPU_FRACTION = 0.3
+DEFAULT_GPU_FRACTION = 0.9
 TYPICAL_SEQ_LEN = 1024
 _PAGE = resource.getpagesize()
 
@@ -30,16 +31,41 @@ def available_bytes() -> int:
     return min(candidates)
 
 
+def pool_size(config: ExecutorConfig, spec: ModelSpec) -> tuple[int, str]:
+    """Blocks of the pool, and what set the number, in the memory that the KV cache of ``spec`` lies
+    in. Raises ConfigError as ``num_kv_blocks`` does."""
+    per_token, tiers = spec.kv_bytes_per_token, config.kv_cache_config.tiers
+    host_bytes = available_bytes() - tiers.host_memory_bytes
+    if spec.kv_memory_bytes is None:
+        return num_kv_blocks(config, kv_bytes_per_token=per_token, free_bytes=host_bytes)
+    if host_bytes <= 0:
+        raise ConfigError(
+            f"kv_cache_host_memory_bytes: {tiers.host_memory_bytes} bytes are more than the host "
+            "has free"
+        )
+    return num_kv_blocks(
+        config,
+        kv_bytes_per_token=per_token,
+        free_bytes=spec.kv_memory_bytes,
+        default_fraction=DEFAULT_GPU_FRACTION,
+    )
+
+
 def num_kv_blocks(
-    config: ExecutorConfig, *, kv_bytes_per_token: int, free_bytes: int
+    config: ExecutorConfig,
+    *,
+    kv_bytes_per_token: int,
+    free_bytes: int,
+    default_fraction: float = DEFAULT_CPU_FRACTION,
 ) -> tuple[int, str]:
     """Blocks of the pool and the name of what set the number.
 
     The smallest of: the fraction of ``free_bytes``, ``max_tokens``, and what ``max_batch_size``
-    requests of ``max_seq_len`` could ever hold. ``num_blocks`` overrides them all. The pool takes
-    its memory as blocks are first written: that it is free now is checked here, nobody keeps it
-    free. Raises ConfigError when not even one request of two blocks fits, or when ``num_blocks``
-    are more than fit. ``free_bytes``: what the host tier leaves; not positive is an error as well.
+    requests of ``max_seq_len`` could ever hold. ``num_blocks`` overrides them all. On a host the
+    pool takes its memory as blocks are first written: that it is free now is checked here, nobody
+    keeps it free. Raises ConfigError when not even one request of two blocks fits, or when
+    ``num_blocks`` are more than fit. ``free_bytes``: what the host tier leaves; not positive is an
+    error as well.
     """
     kv = config.kv_cache_config
     if free_bytes <= 0:
@@ -55,7 +81,7 @@ def num_kv_blocks(
                 f"{free_bytes >> 20} MiB that are free"
             )
         return kv.num_blocks, "num_blocks"
-    fraction = kv.free_memory_fraction or DEFAULT_CPU_FRACTION
+    fraction = kv.free_memory_fraction or default_fraction
     most = config.max_batch_size * -(-config.max_seq_len // kv.tokens_per_block)
     bounds = [
         (int(free_bytes * fraction) // per_block, "kv_cache_free_gpu_mem_fraction"),
@@ -79,11 +105,12 @@ def sizing_line(config: ExecutorConfig, spec: ModelSpec, num_blocks: int, bound:
     typical = min(TYPICAL_SEQ_LEN, config.max_seq_len)
     fit_typical = num_blocks // -(-typical // per_block)
     fit_longest = num_blocks // -(-config.max_seq_len // per_block)
+    taken = "taken as blocks are first used" if spec.kv_memory_bytes is None else "taken now"
     binding = "max_batch_size" if fit_typical >= config.max_batch_size else "the KV cache"
     return (
         f"KV cache: {num_blocks} blocks of {per_block} tokens = {tokens} tokens, "
         f"up to {num_blocks * per_block * spec.kv_bytes_per_token / 2**20:.0f} MiB on "
-        f"{spec.device}, taken as blocks are first used, {spec.kv_bytes_per_token} bytes a token "
+        f"{spec.device}, {taken}, {spec.kv_bytes_per_token} bytes a token "
         f"(set by {bound}); fits {fit_typical} requests of {typical} tokens or "
         f"{fit_longest} of max_seq_len {config.max_seq_len}; max_batch_size "
         f"{config.max_batch_size}, max_num_tokens {config.max_num_tokens}; {binding} binds first"

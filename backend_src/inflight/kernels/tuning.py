@@ -99,6 +99,11 @@ def launches_for(
     return default_launches(shape.head_dim, shape.dtype) if found is None else found
 
 
+def is_measured(file: Path, shape: AttentionShape, device: torch.device) -> bool:
+    """Whether ``launches_for`` finds something."""
+    return _launches(_entries(file).get(key(shape, device))) is not None
+
+
 def tune(
     file: Path,
     shape: AttentionShape,

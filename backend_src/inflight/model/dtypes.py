@@ -1,4 +1,4 @@
-"""The keys ``dtype`` and ``kv_cache_dtype``: what is stored and computed in."""
+"""The keys ``device``, ``dtype`` and ``kv_cache_dtype``: where and in what is computed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from inflight.errors import ConfigError
 from inflight.native.cpu import computes_bf16
 from inflight.native.packed import WeightKind
 
@@ -14,17 +15,24 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 QUANTIZED_KINDS: Mapping[str, WeightKind] = {"int8": "q8_0", "int4": "q4_1"}
 """Values of the key ``dtype`` that name weights in blocks of 32; activations are then bf16."""
 
-KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+FP8 = "fp8"
+"""The value of the key ``dtype`` that names weights in fp8; activations are then bf16."""
+
+KV_DTYPES = {**DTYPES, "int8": torch.int8}
 
 
-def choose_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def choose_device(name: str = "auto") -> torch.device:
+    """For a value of the key ``device``. Raises ConfigError for a GPU that torch does not find."""
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ConfigError("device: cuda: torch finds no CUDA device")
+    return torch.device("cuda", 0) if has_cuda and name != "cpu" else torch.device("cpu")
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """``name``: a key of DTYPES or QUANTIZED_KINDS, or "auto": bf16 where the hardware computes it,
-    else fp32."""
-    if name in QUANTIZED_KINDS:
+    """Of the activations, for a value of the key ``dtype``; "auto": bf16 where the hardware
+    computes it, else fp32."""
+    if name in QUANTIZED_KINDS or name == FP8:
         return torch.bfloat16
     if name != "auto":
         return DTYPES[name]

@@ -14,7 +14,13 @@ from inflight.engine_files.key import engine_key
 from inflight.engine_files.store import EngineStore
 from inflight.errors import CheckpointError, ConfigError
 from inflight.model.attention import AttentionBackend
-from inflight.model.dtypes import QUANTIZED_KINDS, choose_device, choose_dtype, choose_kv_dtype
+from inflight.model.dtypes import (
+    FP8,
+    QUANTIZED_KINDS,
+    choose_device,
+    choose_dtype,
+    choose_kv_dtype,
+)
 from inflight.model.fused.assemble import make_runner
 from inflight.model.fused.built import find_engine, note_limits, prove
 from inflight.model.fused.runner import FusedRunner
@@ -24,6 +30,7 @@ from inflight.model.runner import ModelRunner
 from inflight.model.torch_attention import TorchAttention
 from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.native.cpu import usable_cores
+from inflight.native.kv_storage import KV_KINDS
 from inflight.native.library import NativeLibrary, load_native
 
 if TYPE_CHECKING:
@@ -46,22 +53,29 @@ def load_runner(
 
     ``runner`` auto takes the fused runner where it can serve this checkpoint on this machine, from
     its built engine, which is built first where there is none; else transformers' classes (hf).
-    Either has its packed logits compared with transformers' plain ones. ``progress``: of a build;
-    None: it is logged. Raises CheckpointError when the checkpoint cannot be served, ConfigError for
-    keys that do not go together.
+    Either has its packed logits compared with transformers' plain ones. On a GPU the fused runner
+    takes the weights as they are (``device/load.py``), and its kernels are compared with torch.
+    ``progress``: of a build, or of loading; None: it is logged. Raises CheckpointError when the
+    checkpoint cannot be served, ConfigError for keys that do not go together.
     """
     torch.set_num_threads(config.num_threads or usable_cores())
-    device = choose_device()
+    device = choose_device(config.device)
+    if device.type == "cuda" and config.runner != "hf":
+        return _load_for_gpu(checkpoint_directory, config, device, progress)
+    if config.attention_backend == "triton":
+        raise ConfigError("attention_backend: triton: only the fused runner on a GPU has it")
     library = load_native(config.cache_dir) if device.type == "cpu" else None
     if config.runner == "hf":
         return load_hf_runner(checkpoint_directory, config, library)
-    reason = why_not_native(checkpoint_directory, config, device, library)
+    reason = why_not_native(checkpoint_directory, config, library)
     if config.runner == "fused" and library is None:
         from inflight.model.fused.load import build_fused_runner
 
         return build_fused_runner(checkpoint_directory, config, library)
     if library is not None and (reason is None or config.runner == "fused"):
-        runner = _load_engine(checkpoint_directory, config, library, progress or _logged())
+        runner = _load_engine(
+            checkpoint_directory, config, library, progress or _logged("building the engine")
+        )
         if isinstance(runner, FusedRunner):
             return runner
         reason = runner
@@ -69,18 +83,35 @@ def load_runner(
     return load_hf_runner(checkpoint_directory, config, library)
 
 
+def _load_for_gpu(
+    directory: Path,
+    config: InflightConfig,
+    device: torch.device,
+    progress: Callable[[str, float], None] | None,
+) -> ModelRunner:
+    """The fused decoder, or with ``runner`` auto transformers' classes where it cannot serve."""
+    from inflight.model.device.load import load_device_runner, make_runtime, why_not_served
+
+    reason = why_not_served(directory, config)
+    if reason is None or config.runner == "fused":
+        progress = progress or _logged("loading the model")
+        return load_device_runner(directory, config, make_runtime(device), progress=progress)
+    _LOG.info("served by transformers' classes, slower than the fused runner: %s", reason)
+    return load_hf_runner(directory, config, None)
+
+
 def load_hf_runner(
     checkpoint_directory: Path, config: InflightConfig, library: NativeLibrary | None
 ) -> HfRunner:
     """transformers' classes over the attention that ``attention_backend`` names."""
-    if config.dtype in QUANTIZED_KINDS:
+    if config.dtype in QUANTIZED_KINDS or config.dtype == FP8:
         raise ConfigError(f"dtype: {config.dtype}: only the fused runner computes in it")
     from inflight.model.hf_runner import HfRunner
     from inflight.model.loading import load_model
     from inflight.model.packed_model import PackedModel
     from inflight.model.probe import probe
 
-    device = choose_device()
+    device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     model = PackedModel(load_model(checkpoint_directory, dtype=dtype, device=device))
     # int8 would hide in its rounding what the probe looks for.
@@ -90,19 +121,19 @@ def load_hf_runner(
 
 
 def why_not_native(
-    directory: Path, config: InflightConfig, device: torch.device, library: NativeLibrary | None
+    directory: Path, config: InflightConfig, library: NativeLibrary | None
 ) -> str | None:
-    """What keeps the fused runner from this machine or configuration; None: nothing does."""
-    if device.type != "cpu":
-        return f"the fused runner computes on the CPU, not on {device.type}"
+    """What keeps the fused runner from this CPU or configuration; None: nothing does."""
     if library is None:
         return "there are no native kernels"
     if config.attention_backend == "torch":
         return "attention_backend is torch"
     if config.tokens_per_block not in SUPPORTED_TOKENS_PER_BLOCK:
         return f"native kernels do not take tokens_per_block {config.tokens_per_block}"
-    if config.dtype == "fp16":
-        return "native kernels do not compute in fp16"
+    if config.dtype == "fp16" or config.dtype == FP8:
+        return f"native kernels do not compute in {config.dtype}"
+    if config.kv_cache_dtype == "fp16":
+        return "native kernels do not store fp16"
     if not (directory / "config.json").is_file() or not has_safetensors(directory):
         return "the checkpoint has no safetensors weights"
     return None
@@ -131,14 +162,14 @@ def _load_engine(
     return make_runner(engine.spec, engine.weights, library, config)
 
 
-def _logged() -> Callable[[str, float], None]:
-    """One line for each thing that is done."""
+def _logged(task: str) -> Callable[[str, float], None]:
+    """One line for each thing that is done for ``task``."""
     said: list[str] = []
 
     def log(what: str, share: float) -> None:
         if what not in said:
             said.append(what)
-            _LOG.info("building the engine: %s", what)
+            _LOG.info("%s: %s", task, what)
 
     return log
 
@@ -154,6 +185,8 @@ def _attention(
     reason = "there are no native kernels"
     if library is not None:
         reason_of_layers = unsupported_layers(model.layers, model.dtype, model.device)
+        if kv_dtype not in KV_KINDS:
+            reason_of_layers = f"native attention does not store {kv_dtype}"
         fits_blocks = config.tokens_per_block in SUPPORTED_TOKENS_PER_BLOCK
         if reason_of_layers is None and (fits_blocks or config.attention_backend == "cpu"):
             library.set_num_threads(torch.get_num_threads())

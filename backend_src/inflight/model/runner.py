@@ -27,6 +27,9 @@ class ModelSpec:
     dtype: str
     """"fp32", "bf16" or "fp16"."""
     device: str
+    kv_memory_bytes: int | None = None
+    """What the device has free for the KV cache, after the weights and the largest forward; None:
+    the KV cache lies in the host's memory."""
 
     def check_tokens_per_block(self, tokens_per_block: int, taken_by: str) -> None:
         """Raises ConfigError for a block size that is not supported; ``taken_by`` names what would
@@ -90,7 +93,8 @@ class ModelRunner(Protocol):
         ...
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
-        """Computes the rows, writing their K and V into the slots. Raises ForwardError."""
+        """Computes the rows, writing their K and V into the slots. Raises ForwardError, or
+        EngineError where no later forward can succeed."""
         ...
 
     def copy_blocks(

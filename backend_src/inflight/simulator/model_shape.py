@@ -14,7 +14,9 @@ _MOST = 1 << 24
 _SCALE_BYTES = 4
 """int8 KV has an fp32 scale for each token, KV head and of K or V."""
 
-_WEIGHT_BYTES = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "int8": 1.125, "int4": 0.625}
+_WEIGHT_BYTES = {
+    "auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "int8": 1.125, "int4": 0.625, "fp8": 1.0,
+}  # fmt: skip
 """Bytes of a weight; int8 and int4 have an fp32 scale for each block of 32."""
 
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -68,11 +68,22 @@ def look_at_card() -> Finding:
     return Finding(what="GPU", found=found, means=f"bf16, {'FP8 too' if has_fp8 else 'no FP8'}")
 
 
-def look_at_torch_cuda() -> Finding:
-    """Whether torch, which decides what the engine computes on, sees the card.
+def look_at_torch_cuda(device: str) -> Finding:
+    """Whether torch sees the card that the key ``device`` asks for.
 
     torch is imported, in a process of its own, only where there is a driver.
     """
+    if device == "cpu":
+        means = "the engine computes on the CPU, as the configuration says"
+        return Finding(what="torch on GPU", found="not asked", means=means)
+    found = _torch_and_card()
+    if device != "cuda" or found.status is Status.GOOD and has_gpu():
+        return found
+    means = "device is cuda, and the engine cannot be loaded without a card"
+    return replace(found, means=means, status=Status.BAD, remedy=found.remedy or "--device auto")
+
+
+def _torch_and_card() -> Finding:
     if not has_gpu():
         return Finding(what="torch on GPU", found="not asked", means="there is no driver")
     try:
@@ -92,14 +103,14 @@ def look_at_torch_cuda() -> Finding:
     return Finding(what="torch on GPU", found=found, means=means, status=Status.NOTE, remedy=remedy)
 
 
-def look_at_kernel_languages() -> Finding:
-    """Triton's language and what it compiles with, and FlashInfer where it is."""
-    there = {name: installed_version(name) for name in ("triton", "flashinfer-python")}
-    found = ", ".join(f"{name} {number or 'is not installed'}" for name, number in there.items())
+def look_at_kernel_language() -> Finding:
+    """Triton's language, in which the kernels for a card are written, and what it compiles with."""
+    triton = installed_version("triton")
+    found = f"triton {triton or 'is not installed'}"
     if not has_gpu():
-        return Finding(what="GPU kernels", found=found, means="only a GPU needs them")
+        return Finding(what="GPU kernels", found=found, means="only a GPU needs it")
     lacking = _lacking_to_compile()
-    if there["triton"] and not lacking:
+    if triton and not lacking:
         means = "kernels are compiled for the card"
         return Finding(what="GPU kernels", found=found, means=means)
     return Finding(
@@ -107,7 +118,7 @@ def look_at_kernel_languages() -> Finding:
         found="; ".join([found, *(f"no {thing}" for thing in lacking)]),
         means="transformers' classes run on the card, slower",
         status=Status.NOTE,
-        remedy="apt-get install g++ python3-dev" if there["triton"] else "pip install triton",
+        remedy="apt-get install g++ python3-dev" if triton else "pip install triton",
     )
 
 
@@ -133,9 +144,9 @@ def read_card() -> Card:
         raise NoAnswerError(lines[0] if lines else "no line") from None
 
 
-def torch_uses_card() -> bool:
-    """What the engine would compute on: True for a card."""
-    if not has_gpu():
+def computes_on_card(device: str) -> bool:
+    """What the engine would compute on for a value of the key ``device``: True for a card."""
+    if device == "cpu" or not has_gpu():
         return False
     try:
         return _ask_torch()[1]
@@ -143,9 +154,9 @@ def torch_uses_card() -> bool:
         return False
 
 
-def free_on_card() -> int | None:
+def free_on_card(device: str) -> int | None:
     """Bytes; None where the engine computes on the CPU, or nobody tells."""
-    if not torch_uses_card():
+    if not computes_on_card(device):
         return None
     try:
         return read_card().free_bytes

@@ -10,9 +10,20 @@ from inflight.cli.doctor.accelerator import installed_version
 from inflight.cli.doctor.finding import Finding, Status, size_text
 from inflight.cli.memory import available_memory
 from inflight.cli.sizing import executor_limits, model_shape
-from inflight.engine.memory import TYPICAL_SEQ_LEN, num_kv_blocks
-from inflight.errors import ConfigError
+from inflight.engine.memory import (
+    DEFAULT_CPU_FRACTION,
+    DEFAULT_GPU_FRACTION,
+    TYPICAL_SEQ_LEN,
+    num_kv_blocks,
+)
+from inflight.errors import ConfigError, InflightError
+from inflight.simulator.model_shape import ModelShape
 
+_FAST = "the fast one, for the architectures it knows"
+_HF_ASKED_FOR = "hf", "transformers' classes, the slower runner, as the configuration says", False
+_OF_THE_CPU = ("int8", "int4")
+_OF_A_GPU = ("fp8",)
+"""Dtypes that only native kernels compute in, and only a card."""
 _LIBRARIES = ("torch", "transformers", "tokenizers")
 _CONVERTED_BYTES_PER_WEIGHT = 4
 _JOBS = {
@@ -28,7 +39,7 @@ class Place:
     """What the engine computes on."""
 
     has_gpu: bool
-    """torch would take a card."""
+    """The engine would compute on a card."""
     has_compiler: bool
     has_triton: bool
     """Triton's language can be imported."""
@@ -63,40 +74,64 @@ def look_at_runner(config: InflightConfig, place: Place) -> Finding:
     classes.
     """
     there = ["hf on torch attention"]
-    if place.has_compiler:
-        there.insert(0, "hf on native attention")
-        there.insert(0, "fused on native kernels")
-    taken, means = _taken(config, place)
-    slow = taken.startswith("hf") and config.runner != "hf"
+    if place.has_gpu and place.has_triton:
+        there.insert(0, "fused on Triton-language kernels")
+    elif place.has_compiler and not place.has_gpu:
+        there = ["fused on native kernels", "hf on native attention", *there]
+    kinds = _OF_THE_CPU if place.has_gpu else _OF_A_GPU
+    if config.dtype in kinds:
+        return Finding(
+            what="runner",
+            found=f"here: {', '.join(there)}",
+            means=f"dtype {config.dtype} is not computed on a {'GPU' if place.has_gpu else 'CPU'}",
+            status=Status.BAD,
+            remedy="--dtype auto",
+        )
+    taken, means, is_slow = (
+        _taken_on_card(config, place) if place.has_gpu else _taken(config, place)
+    )
     return Finding(
         what="runner",
         found=f"here: {', '.join(there)}; runner {config.runner} takes {taken}",
         means=means,
-        status=Status.NOTE if slow else Status.GOOD,
+        status=Status.NOTE if is_slow else Status.GOOD,
     )
 
 
-def _taken(config: InflightConfig, place: Place) -> tuple[str, str]:
+def _taken(config: InflightConfig, place: Place) -> tuple[str, str, bool]:
+    """On a CPU: what runs the model, what that means, whether something faster would."""
     if config.runner == "hf":
-        return "hf", "transformers' classes, the slower runner, as the configuration says"
-    if place.has_gpu:
-        return "hf on torch attention", "transformers' classes compute on the card"
+        return _HF_ASKED_FOR
     if not place.has_compiler:
-        return "hf on torch attention", "without native kernels, slower"
-    if config.attention_backend == "torch" or config.dtype == "fp16":
-        key = "dtype" if config.dtype == "fp16" else "attention_backend"
-        return "hf on torch attention", f"because of {key}, slower"
-    return "fused on native kernels", "the fast one, for the architectures it knows"
+        return "hf on torch attention", "without native kernels, slower", True
+    if config.attention_backend == "torch":
+        return "hf on torch attention", "because of attention_backend, slower", True
+    if "fp16" in (config.dtype, config.kv_cache_dtype):
+        return "hf on torch attention", "native kernels do not compute in fp16, slower", True
+    return "fused on native kernels", _FAST, False
+
+
+def _taken_on_card(config: InflightConfig, place: Place) -> tuple[str, str, bool]:
+    """As ``_taken``, on a card."""
+    if config.runner == "hf":
+        return _HF_ASKED_FOR
+    if config.attention_backend == "torch":
+        return "fused on torch", "without kernels, because of attention_backend: slow", True
+    if not place.has_triton:
+        return "hf on torch attention", "without kernels for the card, slower", True
+    return "fused on Triton-language kernels", _FAST, False
 
 
 def look_at_memory(config: InflightConfig, card_free_bytes: int | None) -> Finding:
-    """Weights, KV cache, and the requests that fit. ``card_free_bytes``: None without a card.
-
-    Raises ConfigError where the checkpoint cannot be sized.
-    """
+    """Weights, KV cache, and the requests that fit. ``card_free_bytes``: None without a card."""
+    on_host = card_free_bytes is None
     free = available_memory() if card_free_bytes is None else card_free_bytes
-    where = "memory" if card_free_bytes is None else "memory of the card"
-    model = model_shape(config)
+    where = "memory" if on_host else "memory of the card"
+    model = _shape(config)
+    if model is None:
+        found = f"{size_text(free)} of {where} available"
+        means = "what this checkpoint needs cannot be told before it is converted"
+        return Finding(what="memory", found=found, means=means, status=Status.NOTE)
     weights = size_text(model.weight_bytes)
     found = f"{size_text(free)} of {where} available, weights take {weights}"
     limits = executor_limits(config, model)
@@ -105,6 +140,7 @@ def look_at_memory(config: InflightConfig, card_free_bytes: int | None) -> Findi
             limits,
             kv_bytes_per_token=model.kv_bytes_per_token,
             free_bytes=free - model.weight_bytes,
+            default_fraction=DEFAULT_CPU_FRACTION if on_host else DEFAULT_GPU_FRACTION,
         )
     except ConfigError as error:
         return Finding(
@@ -124,11 +160,21 @@ def look_at_memory(config: InflightConfig, card_free_bytes: int | None) -> Findi
     return Finding(what="memory", found=found, means=means)
 
 
-def first_start_bytes(config: InflightConfig) -> int:
-    """What the first start of this checkpoint writes into the cache.
-
-    Raises ConfigError, CheckpointError where the checkpoint cannot be sized.
-    """
-    model = model_shape(config)
-    converted = _CONVERTED_BYTES_PER_WEIGHT if locate(config.model_dir).job is Job.GGUF else 0
+def first_start_bytes(config: InflightConfig) -> int | None:
+    """What the first start of this checkpoint writes into the cache; None where it cannot be told
+    yet, or ever."""
+    model = _shape(config)
+    if model is None:
+        return None
+    is_gguf = not config.model_dir  # others are not sized before they are converted
+    converted = _CONVERTED_BYTES_PER_WEIGHT if is_gguf else 0
     return model.num_weights * converted + model.weight_bytes
+
+
+def _shape(config: InflightConfig) -> ModelShape | None:
+    """None for a GGUF file that is not the embedded one, and for what is no checkpoint at all,
+    which ``look_at_checkpoint`` says."""
+    try:
+        return model_shape(config)
+    except InflightError:
+        return None

@@ -37,12 +37,12 @@ def _looks(plan: Plan) -> Sequence[tuple[str, Callable[[], Finding]]]:
         ("cores", processor.look_at_cores),
         ("kernels", processor.look_at_compiler),
         ("GPU", accelerator.look_at_card),
-        ("torch on GPU", accelerator.look_at_torch_cuda),
-        ("GPU kernels", accelerator.look_at_kernel_languages),
+        ("torch on GPU", lambda: accelerator.look_at_torch_cuda(config.device)),
+        ("GPU kernels", accelerator.look_at_kernel_language),
         ("libraries", engine.look_at_libraries),
         ("checkpoint", lambda: engine.look_at_checkpoint(config)),
-        ("runner", lambda: engine.look_at_runner(config, _place())),
-        ("memory", lambda: engine.look_at_memory(config, accelerator.free_on_card())),
+        ("runner", lambda: engine.look_at_runner(config, _place(config.device))),
+        ("memory", lambda: engine.look_at_memory(config, accelerator.free_on_card(config.device))),
         ("cache", lambda: storage.look_at_cache(config.cache_dir)),
         ("disk", lambda: storage.look_at_disk(config.cache_dir, engine.first_start_bytes(config))),
         ("huge pages", storage.look_at_huge_pages),
@@ -57,9 +57,9 @@ def _looks(plan: Plan) -> Sequence[tuple[str, Callable[[], Finding]]]:
     )
 
 
-def _place() -> engine.Place:
+def _place(device: str) -> engine.Place:
     return engine.Place(
-        has_gpu=accelerator.torch_uses_card(),
+        has_gpu=accelerator.computes_on_card(device),
         has_compiler=has_compiler(),
         has_triton=accelerator.installed_version("triton") is not None,
     )

@@ -31,11 +31,14 @@ def look_at_cache(cache_dir: str) -> Finding:
     )
 
 
-def look_at_disk(cache_dir: str, needed_bytes: int) -> Finding:
-    """``needed_bytes``: what a first start of this checkpoint writes."""
+def look_at_disk(cache_dir: str, needed_bytes: int | None) -> Finding:
+    """``needed_bytes``: what a first start of this checkpoint writes; None: nobody knows yet."""
     root = _nearest(cache_root(cache_dir))
     free = shutil.disk_usage(root).free
     found = f"{size_text(free)} free below {root}"
+    if needed_bytes is None:
+        means = "what a first start writes cannot be told before the checkpoint is converted"
+        return Finding(what="disk", found=found, means=means)
     if free >= needed_bytes:
         means = f"a first start writes about {size_text(needed_bytes)}"
         return Finding(what="disk", found=found, means=means)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import torch
 
 from inflight.api.config import InflightConfig
+from inflight.errors import ConfigError
 from inflight.model.dtypes import choose_kv_dtype
 from inflight.model.fused.forward import FusedDecoder
 from inflight.model.fused.ops import native_ops, reference_ops
 from inflight.model.fused.runner import FusedRunner
 from inflight.model.fused.spec import DecoderSpec
 from inflight.model.fused.weights import DecoderWeights
+from inflight.native.kv_storage import KV_KINDS
 from inflight.native.library import NativeLibrary
 
 
@@ -27,8 +29,10 @@ def make_decoder(
     kv_cache_dtype: str = "auto",
 ) -> FusedDecoder:
     """``library`` None: in torch. Native kernels use as many threads as torch does.
-    ``kv_cache_dtype``: the key."""
+    ``kv_cache_dtype``: the key. Raises ConfigError for one that is not stored on a CPU."""
     kv_dtype = choose_kv_dtype(kv_cache_dtype, weights.embedding.dtype)
+    if kv_dtype not in KV_KINDS:
+        raise ConfigError(f"kv_cache_dtype: {kv_cache_dtype}: stored on a GPU only")
     if library is None:
         ops = reference_ops(spec, kv_dtype)
     else:

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inflight.model.fused.decoder_tensors import NormWeights
 from inflight.model.fused.feed_forward import feed_forward
 from inflight.model.fused.ops import FusedOps
 from inflight.model.fused.rows import Rows
 from inflight.model.fused.spec import DecoderSpec, LayerSpec, NormKind, RopeSpec
-from inflight.model.fused.weights import DecoderWeights, LayerWeights, NormWeights
+from inflight.model.fused.weights import DecoderWeights, LayerWeights
 from inflight.model.runner import PackedInputs
 from inflight.native.attention import LayerRules
 from inflight.native.elementwise import rope_table

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from inflight.api.config import InflightConfig
 from inflight.errors import CheckpointError, ConfigError, one_line
 from inflight.model.architectures import check_architecture
-from inflight.model.dtypes import QUANTIZED_KINDS, choose_dtype
+from inflight.model.dtypes import FP8, QUANTIZED_KINDS, choose_dtype
 from inflight.model.fused.assemble import make_runner
 from inflight.model.fused.families import can_fuse, decoder_spec
 from inflight.model.fused.runner import FusedRunner
@@ -63,8 +63,8 @@ def weight_kinds(dtype: str) -> tuple[WeightKind, torch.dtype]:
     """Of the linears and of the activations, for a value of the key ``dtype``. Raises ConfigError
     for one that is not computed here."""
     activations = choose_dtype(dtype, torch.device("cpu"))
-    if activations not in _KINDS:
-        raise ConfigError(f"dtype: {dtype}: the fused runner computes in bf16 and fp32")
+    if activations not in _KINDS or dtype == FP8:
+        raise ConfigError(f"dtype: {dtype}: the fused runner computes in bf16 and fp32 on a CPU")
     return QUANTIZED_KINDS.get(dtype, _KINDS[activations]), activations
 
 

@@ -23,11 +23,13 @@ def has_safetensors(directory: Path) -> bool:
 
 
 class CheckpointTensors:
-    """Nothing is read before a tensor's numbers are used."""
+    """Nothing is read before a tensor's numbers are used; on a GPU, before it is asked for."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError when there are no readable safetensors files."""
+    def __init__(self, directory: Path, device: str = "cpu") -> None:
+        """``device``: where tensors lie; they go there from the mapped files, without a copy in
+        between. Raises CheckpointError when there are no readable safetensors files."""
         self._directory = directory
+        self._device = device
         if (directory / INDEX_FILE).is_file():
             names = self._files_of_index()
         elif (directory / SINGLE_FILE).is_file():
@@ -82,7 +84,7 @@ class CheckpointTensors:
 
     def _open(self, name: str) -> Any:
         try:
-            return safe_open(str(self._directory / name), framework="pt")
+            return safe_open(str(self._directory / name), framework="pt", device=self._device)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"model_dir: {self._directory / name} cannot be read: {error}"

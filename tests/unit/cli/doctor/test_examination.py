@@ -21,6 +21,8 @@ from inflight.errors import CheckpointError
 
 run = CliRunner().invoke
 CPU = engine.Place(has_gpu=False, has_compiler=True, has_triton=False)
+GPU = engine.Place(has_gpu=True, has_compiler=True, has_triton=True)
+BARE_GPU = engine.Place(has_gpu=True, has_compiler=True, has_triton=False)
 
 
 def test_a_check_that_raises_is_a_bad_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +77,14 @@ def test_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, CPU, "takes fused on native kernels", Status.GOOD),
         ({"dtype": "fp16"}, CPU, "takes hf on torch attention", Status.NOTE),
         ({"attention_backend": "torch"}, CPU, "takes hf on torch attention", Status.NOTE),
+        ({"kv_cache_dtype": "fp16"}, CPU, "takes hf on torch attention", Status.NOTE),
         ({"runner": "hf"}, CPU, "runner hf takes hf", Status.GOOD),
+        ({}, GPU, "here: fused on Triton-language kernels, hf on torch", Status.GOOD),
+        ({"dtype": "fp16"}, GPU, "takes fused on Triton-language kernels", Status.GOOD),
+        ({"attention_backend": "torch"}, GPU, "takes fused on torch", Status.NOTE),
+        ({}, BARE_GPU, "takes hf on torch attention", Status.NOTE),
+        ({"dtype": "fp8"}, CPU, "here: fused on native kernels", Status.BAD),
+        ({"dtype": "int4"}, GPU, "here: fused on Triton-language", Status.BAD),
         (
             {},
             engine.Place(has_gpu=False, has_compiler=False, has_triton=True),
@@ -98,6 +107,8 @@ def test_the_requests_that_fit() -> None:
     blocks = (1 << 29) // (2 * 30 * 3 * 64 * 2 * 32)  # K, V; layers, heads, head_dim, bytes, tokens
     assert found.means.startswith(f"{blocks * 32:,} tokens of KV cache")
     assert found.means.endswith(f"{blocks * 32 // 1024} requests of 1024 tokens at once")
+    default = engine.look_at_memory(InflightConfig(dtype="bf16"), weights + (1 << 30))
+    assert default.means.startswith(f"{int(0.9 * (1 << 30)) // (2 * 30 * 3 * 64 * 2 * 32) * 32:,} ")
     small = engine.look_at_memory(config, weights // 2)
     assert small.status is Status.BAD and "do not fit" in small.means
 
@@ -105,6 +116,15 @@ def test_the_requests_that_fit() -> None:
 def test_what_a_first_start_writes() -> None:
     written = engine.first_start_bytes(InflightConfig(dtype="bf16"))
     assert written == pytest.approx(6 * 134.5e6, rel=0.01)
+
+
+def test_a_checkpoint_that_cannot_be_sized_yet(tmp_path: Path) -> None:
+    file = tmp_path / "some.gguf"
+    file.write_bytes(b"GGUF")
+    config = InflightConfig(model_dir=str(file))
+    assert engine.first_start_bytes(config) is None
+    found = engine.look_at_memory(config, 3 << 30)
+    assert found.status is Status.NOTE and found.found.startswith("3.0 GiB of memory of the card")
 
 
 def test_a_look_that_fails_is_a_finding() -> None:
@@ -151,6 +171,7 @@ def test_the_command_and_its_exit_code(tmp_path: Path) -> None:
     by_name = {each["what"]: each for each in json.loads(result.output)["findings"]}
     assert result.exit_code == 1
     assert by_name["checkpoint"]["status"] == "bad"
+    assert all(by_name[name]["status"] != "bad" for name in ("memory", "disk", "runner"))
     assert nowhere in by_name["checkpoint"]["found"]
     assert by_name["cache"]["status"] == "good"
     assert len(by_name) == 21

@@ -89,10 +89,10 @@ def machine_with_driver(
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "has_gpu", lambda: False)
     assert accelerator.look_at_card().means == "the engine computes on the CPU"
-    assert accelerator.look_at_torch_cuda().found == "not asked"
-    assert accelerator.look_at_kernel_languages().status is Status.GOOD
-    assert accelerator.free_on_card() is None
-    assert not accelerator.torch_uses_card()
+    assert accelerator.look_at_torch_cuda("auto").found == "not asked"
+    assert accelerator.look_at_kernel_language().status is Status.GOOD
+    assert accelerator.free_on_card("auto") is None
+    assert not accelerator.computes_on_card("auto")
 
 
 def test_a_card_that_torch_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,10 +102,26 @@ def test_a_card_that_torch_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "NVIDIA H200, 139.6 GiB of 140.4 GiB free, driver 580.159.03, compute capability 9.0"
     )
     assert card.means == "bf16, FP8 too"
-    asked = accelerator.look_at_torch_cuda()
+    asked = accelerator.look_at_torch_cuda("auto")
     assert (asked.status, asked.means) == (Status.GOOD, "the engine computes on the GPU")
-    assert accelerator.torch_uses_card()
-    assert accelerator.free_on_card() == 143000 << 20
+    assert accelerator.computes_on_card("auto")
+    assert accelerator.free_on_card("auto") == 143000 << 20
+    assert accelerator.look_at_torch_cuda("cuda") == asked
+    assert accelerator.free_on_card("cpu") is None
+    assert "as the configuration says" in accelerator.look_at_torch_cuda("cpu").means
+
+
+@pytest.mark.parametrize(
+    ("driver", "answer", "remedy"),
+    [(False, "exit 1", "--device auto"), (True, "echo '[null, false]'", "pip install")],
+)
+def test_a_card_that_is_asked_for_and_not_there(
+    driver: bool, answer: str, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine_with_driver(monkeypatch, tmp_path, f"echo '{H200}'", answer)
+    monkeypatch.setattr(accelerator, "has_gpu", lambda: driver)
+    found = accelerator.look_at_torch_cuda("cuda")
+    assert found.status is Status.BAD and found.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize(
@@ -148,15 +164,15 @@ def test_a_card_that_torch_does_not_use(
     tmp_path: Path,
 ) -> None:
     machine_with_driver(monkeypatch, tmp_path, f"echo '{H200}'", answer)
-    asked = accelerator.look_at_torch_cuda()
+    asked = accelerator.look_at_torch_cuda("auto")
     assert asked.status is status and asked.found.startswith(found)
-    assert accelerator.free_on_card() is None
+    assert accelerator.free_on_card("auto") is None
 
 
 @pytest.mark.parametrize(
     ("triton", "headers", "compiler", "found", "remedy"),
     [
-        ("3.6.0", True, True, "triton 3.6.0, flashinfer-python 3.6.0", ""),
+        ("3.6.0", True, True, "triton 3.6.0", ""),
         (None, True, True, "triton is not installed", "pip install triton"),
         ("3.6.0", False, True, "no Python headers", "apt-get install g++ python3-dev"),
         ("3.6.0", True, False, "no C compiler", "apt-get install g++ python3-dev"),
@@ -179,7 +195,7 @@ def test_what_compiles_kernels_for_a_card(
     monkeypatch.setattr(accelerator, "installed_version", lambda package: triton)
     monkeypatch.setattr(accelerator.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    kernels = accelerator.look_at_kernel_languages()
+    kernels = accelerator.look_at_kernel_language()
     assert found in kernels.found and kernels.remedy == remedy
     assert kernels.status is (Status.NOTE if remedy else Status.GOOD)
 
@@ -218,6 +234,10 @@ def test_disk_space_for_a_first_start(
         (tmp_path / "checkpoints").write_bytes(b"x")
     disk = storage.look_at_disk(str(tmp_path), 2 << 30)
     assert disk.status is status and f"{free}.0 GiB free" in disk.found
+
+
+def test_disk_space_when_nobody_knows_what_is_written(tmp_path: Path) -> None:
+    assert storage.look_at_disk(str(tmp_path), None).status is Status.GOOD
 
 
 def test_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:

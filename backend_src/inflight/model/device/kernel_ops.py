@@ -1,0 +1,92 @@
+"""KernelOps: a decoder's operations on the kernels in Triton's language.
+
+Importing this module raises ConfigError where Triton is not installed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inflight.kernels import activations, blocks, rope
+from inflight.kernels import attention as paged
+from inflight.kernels.launch import AttentionLaunches
+from inflight.kernels.likeliest import likeliest, likeliest_parts
+from inflight.kernels.rms_norm import rms_norm
+from inflight.model.device.ops import LayerRules
+from inflight.model.device.rows import DeviceRows
+from inflight.model.fused.spec import DecoderSpec, MlpSpec
+
+
+class KernelOps:
+    """DeviceOps for one decoder. Nothing waits for the device, so all of it can be captured."""
+
+    def __init__(
+        self, spec: DecoderSpec, launches: AttentionLaunches, device: torch.device
+    ) -> None:
+        """Raises RuntimeError (torch.OutOfMemoryError on a GPU) when there is no room for what
+        attention needs beside its rows."""
+        self._plan = paged.AttentionPlan.allocate(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            launches=launches,
+            device=device,
+        )
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, delta: Tensor | None = None
+    ) -> None:
+        rms_norm(x, weight, epsilon, out, delta=delta)
+
+    def activated(self, x: Tensor, mlp: MlpSpec) -> Tensor:
+        out = x.new_empty(len(x), mlp.intermediate_size)
+        if mlp.is_gated:
+            activations.gated_product(x, out, mlp.activation)
+        else:
+            activations.activate(x, out, mlp.activation)
+        return out
+
+    def attend(self, qkv: Tensor, cache: Tensor, rows: DeviceRows, rules: LayerRules) -> Tensor:
+        shape = (len(qkv), rules.num_heads, rules.head_dim)
+        query = qkv.new_empty(shape, dtype=cache.dtype)
+        out = qkv.new_empty(shape, dtype=cache.dtype)
+        rope.rope_and_write(qkv, query, cache, rows.position_ids, rows.slot_mapping, rules)
+        paged.attend(query, cache, _attention_rows(rows), rules, out, self._plan)
+        return out.flatten(1).to(qkv.dtype)
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        num_rows, vocab_size = logits.shape
+        answers = torch.empty(2, num_rows, dtype=torch.int32, device=logits.device)
+        room = num_rows * likeliest_parts(vocab_size)
+        likeliest(
+            logits,
+            answers[0],
+            answers[1].view(torch.float32),
+            (logits.new_empty(room), answers.new_empty(room)),
+        )
+        return answers
+
+    def copy_blocks(self, storage: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
+        # A target may be among the sources, which the kernel's copy does not take.
+        blocks.scatter_blocks(storage, target_ids, self.gather_blocks(storage, source_ids))
+
+    def gather_blocks(self, storage: Tensor, ids: Tensor) -> Tensor:
+        block_bytes = storage[:, :, 0].nbytes
+        flat = torch.empty(len(ids), block_bytes, dtype=torch.uint8, device=storage.device)
+        blocks.gather_blocks(storage, ids, flat)
+        return flat
+
+    def scatter_blocks(self, storage: Tensor, ids: Tensor, contents: Tensor) -> None:
+        blocks.scatter_blocks(storage, ids, contents)
+
+
+def _attention_rows(rows: DeviceRows) -> paged.AttentionRows:
+    return paged.AttentionRows(
+        cu_seqlens_q=rows.cu_seqlens_q,
+        context_lens=rows.context_lens,
+        block_tables=rows.block_tables,
+        num_context_sequences=rows.num_context_sequences,
+        num_context_tokens=rows.num_context_tokens,
+        longest=rows.longest,
+    )

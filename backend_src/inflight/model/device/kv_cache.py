@@ -1,0 +1,95 @@
+"""DeviceKvCache: the KV storage of a decoder on its device, and the ways in and out of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inflight.kernels.kv_layout import KvShape
+from inflight.model.device.host_pool import HostPool
+from inflight.model.device.ops import DeviceOps
+from inflight.model.device.runtime import DeviceRuntime
+from inflight.native.kv_storage import no_memory
+
+BLOCK_LAYOUT = 1
+"""Of what ``gather_blocks`` gives; to be raised with it: blocks on disk may be older."""
+
+
+class DeviceKvCache:
+    """Blocks 0 .. n - 1 are the engine's; one more, the scratch block, belongs to rows that nobody
+    wants."""
+
+    def __init__(
+        self, shape: KvShape, ops: DeviceOps, runtime: DeviceRuntime, host_bytes: int
+    ) -> None:
+        """``host_bytes``: how much of the host's memory offloaded blocks will take."""
+        self.shape = shape
+        self._ops = ops
+        self._runtime = runtime
+        self._host_bytes = host_bytes
+        self._storage: Tensor | None = None
+        self._pool: HostPool | None = None
+
+    @property
+    def storage(self) -> Tensor:
+        """The live tensor, as ``kernels/kv_layout.py`` has it."""
+        assert self._storage is not None, "allocate comes first"
+        return self._storage
+
+    @property
+    def scratch_block(self) -> int:
+        return self.storage.shape[2] - 1
+
+    @property
+    def block_format(self) -> str:
+        """See ``ModelRunner.kv_block_format``."""
+        return f"device {BLOCK_LAYOUT} {self.shape.dtype}"
+
+    def allocate(self, num_blocks: int, tokens_per_block: int) -> None:
+        """Raises ConfigError when there is no room for it."""
+        assert self._storage is None and num_blocks * tokens_per_block < 1 << 31
+        block_bytes = tokens_per_block * self.shape.bytes_per_token
+        try:
+            with self._runtime.computing():
+                device = self._runtime.device
+                self._storage = self.shape.allocate(num_blocks + 1, tokens_per_block, device)
+            if num_places := self._host_bytes // block_bytes:
+                self._pool = HostPool(num_places, block_bytes, self._runtime.register)
+        except (RuntimeError, MemoryError):
+            per_token = self.shape.bytes_per_token
+            raise no_memory(num_blocks + 1, tokens_per_block, per_token) from None
+
+    def copy_blocks(
+        self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        """As ``ModelRunner.copy_blocks``."""
+        with self._runtime.computing():
+            self._ops.copy_blocks(self.storage, self._ids(source_ids), self._ids(target_ids))
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """As ``ModelRunner.read_blocks``; one block comes in a place of the host's pool."""
+        with self._runtime.copying():
+            contents = self._ops.gather_blocks(self.storage, self._ids(block_ids))
+            place = self._pool.take() if self._pool is not None and len(block_ids) == 1 else None
+            if place is None:
+                return self._runtime.to_host(contents).numpy()
+            torch.from_numpy(place).copy_(contents, non_blocking=True)
+            self._runtime.mark().wait()
+            return place
+
+    def write_blocks(
+        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+    ) -> None:
+        """As ``ModelRunner.write_blocks``. It waits for the copy, because whoever calls it measures
+        how long blocks take."""
+        # torch takes nothing read-only.
+        writable = contents if contents.flags.writeable else contents.copy()
+        with self._runtime.copying():
+            source = torch.from_numpy(writable).to(self._runtime.device, non_blocking=True)
+            self._ops.scatter_blocks(self.storage, self._ids(block_ids), source)
+            self._runtime.mark().wait()
+
+    def _ids(self, ids: npt.NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(ids).to(self._runtime.device, non_blocking=True)

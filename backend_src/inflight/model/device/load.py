@@ -1,0 +1,256 @@
+"""load_device_runner: from a checkpoint folder to a DeviceRunner, proved on its device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from inflight.api.config import InflightConfig
+from inflight.checkpoint.cache_folder import cache_root
+from inflight.errors import CheckpointError, ConfigError
+from inflight.kernels.kv_layout import (
+    SUPPORTED_TOKENS_PER_BLOCK,
+    KvShape,
+    unsupported_reason,
+)
+from inflight.model.device.buckets import bucket_sizes
+from inflight.model.device.cuda_runtime import FP8_CAPABILITY, CudaRuntime
+from inflight.model.device.forward import DeviceDecoder
+from inflight.model.device.kv_cache import DeviceKvCache
+from inflight.model.device.linears import (
+    ScaledProduct,
+    reference_scaled_product,
+    scaled_product,
+)
+from inflight.model.device.ops import DeviceOps
+from inflight.model.device.plain_runtime import PlainRuntime
+from inflight.model.device.proof import prove_kernels
+from inflight.model.device.runner import DeviceRunner
+from inflight.model.device.runtime import DeviceRuntime
+from inflight.model.device.sizing import measure_kv_memory
+from inflight.model.device.staging import RowLimits
+from inflight.model.device.torch_ops import TorchOps
+from inflight.model.device.weights import DeviceWeights, WeightFormat, load_device_weights
+from inflight.model.dtypes import FP8, QUANTIZED_KINDS, choose_dtype, choose_kv_dtype
+from inflight.model.fused.decoder_tensors import DecoderTensors
+from inflight.model.fused.load import read_spec, why_not_fused
+from inflight.model.fused.spec import DecoderSpec
+from inflight.model.fused.tensors import CheckpointTensors, has_safetensors
+
+if TYPE_CHECKING:
+    from inflight.kernels.tuning import AttentionShape
+
+_LOG = logging.getLogger(__name__)
+
+LAUNCHES_FILE = "kernels.json"
+"""In the cache folder: how kernels are best launched, as measured."""
+
+
+def make_runtime(device: torch.device) -> DeviceRuntime:
+    return CudaRuntime(device) if device.type == "cuda" else PlainRuntime(device)
+
+
+def why_not_on_device(spec: DecoderSpec, config: InflightConfig) -> str | None:
+    """What keeps a decoder, or the configuration, from the device runner; None: nothing does."""
+    if any(layer.experts is not None for layer in spec.layers):
+        return "experts are not computed by the fused runner on a GPU"
+    if config.dtype in QUANTIZED_KINDS:
+        return f"dtype {config.dtype} is computed on a CPU only"
+    if config.kv_cache_dtype == "int8":
+        return "kv_cache_dtype int8 is stored on a CPU only"
+    if config.attention_backend == "cpu":
+        return "attention_backend is cpu"
+    if config.tokens_per_block not in SUPPORTED_TOKENS_PER_BLOCK:
+        return f"GPU kernels do not take tokens_per_block {config.tokens_per_block}"
+    return unsupported_reason(spec.head_dim, spec.head_dim, torch.float16)
+
+
+def why_not_served(checkpoint_directory: Path, config: InflightConfig) -> str | None:
+    """As ``why_not_on_device``, of a checkpoint. Raises CheckpointError for one that nobody
+    serves."""
+    reason = why_not_fused(checkpoint_directory)
+    if reason is not None:
+        return reason
+    if not has_safetensors(checkpoint_directory):
+        return "the checkpoint has no safetensors weights"
+    missing = _why_no_kernels(config)
+    return missing or why_not_on_device(read_spec(checkpoint_directory), config)
+
+
+def load_device_runner(
+    checkpoint_directory: Path,
+    config: InflightConfig,
+    runtime: DeviceRuntime,
+    *,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> DeviceRunner:
+    """The runner without its KV cache. ``progress``: what is done, and the share of it in [0, 1].
+
+    Raises CheckpointError when the checkpoint is not served, cannot be fused or does not fit into
+    the device's memory, or when the kernels compute something else than torch; ConfigError for keys
+    that do not go together.
+    """
+    spec = read_spec(checkpoint_directory)
+    tune_kernels(spec, config, runtime, progress)
+    tensors = CheckpointTensors(checkpoint_directory, str(runtime.device))
+    return make_device_runner(
+        spec, DecoderTensors(tensors, spec), config, runtime, progress=progress
+    )
+
+
+def tune_kernels(
+    spec: DecoderSpec,
+    config: InflightConfig,
+    runtime: DeviceRuntime,
+    progress: Callable[[str, float], None],
+) -> None:
+    """Measures on a GPU how its attention is best launched, unless that is known already. Takes
+    most of a minute, once for a card and a shape of heads."""
+    if runtime.device.type != "cuda" or config.attention_backend == "torch":
+        return
+    from inflight.kernels.tuning import is_measured, tune
+
+    file, shape = _launches_file(config), _attention_shape(spec, config, runtime)
+    if is_measured(file, shape, runtime.device):
+        return
+    progress("measuring kernels (once)", 0.0)
+    try:
+        with runtime.computing():
+            tune(file, shape, runtime.device)
+    except OSError as error:
+        _LOG.warning("cache_dir: %s: %s: measured kernels are not kept", file, error.strerror)
+
+
+def make_device_runner(
+    spec: DecoderSpec,
+    tensors: DecoderTensors,
+    config: InflightConfig,
+    runtime: DeviceRuntime,
+    *,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> DeviceRunner:
+    """As ``load_device_runner``, of tensors that lie on the device when they are asked for."""
+    reason = why_not_on_device(spec, config)
+    if reason is not None:
+        raise ConfigError(f"runner: fused: {reason}")
+    dtype = choose_dtype(config.dtype, runtime.device)
+    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
+    max_seq_len = config.max_seq_len or spec.max_position_embeddings
+    limits = RowLimits(
+        max_num_tokens=config.max_num_tokens,
+        max_batch_size=config.max_batch_size,
+        max_blocks_per_sequence=-(-max_seq_len // config.tokens_per_block),
+        tokens_per_block=config.tokens_per_block,
+    )
+    shape = KvShape(
+        num_layers=len(spec.layers),
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=kv_dtype,
+    )
+    form = WeightFormat(dtype=dtype, scaled_product=_scaled_product(config, runtime))
+    try:
+        with runtime.computing():
+            weights = _load_weights(tensors, spec, form, runtime, progress)
+            ops = _make_ops(spec, config, runtime)
+            decoder = DeviceDecoder(spec, weights, ops, max_seq_len=max_seq_len)
+        if not isinstance(ops, TorchOps):
+            progress("comparing kernels with torch", 1.0)
+            prove_kernels(decoder, shape, limits.tokens_per_block, runtime)
+        kv_memory_bytes = measure_kv_memory(decoder, shape, limits, runtime)
+    except torch.OutOfMemoryError:
+        raise CheckpointError(
+            f"model_dir: the weights, and a forward of max_num_tokens {config.max_num_tokens}, do "
+            f"not fit into the memory of {runtime.device}"
+        ) from None
+    return DeviceRunner(
+        decoder,
+        DeviceKvCache(shape, ops, runtime, config.kv_cache_host_memory_bytes),
+        runtime,
+        limits=limits,
+        graph_sizes=_graph_sizes(config, runtime),
+        kv_memory_bytes=kv_memory_bytes,
+    )
+
+
+def _load_weights(
+    tensors: DecoderTensors,
+    spec: DecoderSpec,
+    form: WeightFormat,
+    runtime: DeviceRuntime,
+    progress: Callable[[str, float], None],
+) -> DeviceWeights:
+    def on_layer(layer: int) -> None:
+        progress(f"loading weights to {runtime.device}", (layer + 1) / len(spec.layers))
+
+    return load_device_weights(tensors, spec, form, on_layer=on_layer)
+
+
+def _scaled_product(config: InflightConfig, runtime: DeviceRuntime) -> ScaledProduct | None:
+    """Of fp8 weights; None: they are not wanted."""
+    if config.dtype != FP8:
+        return None
+    if not isinstance(runtime, CudaRuntime):
+        return reference_scaled_product
+    if not runtime.has_fp8:
+        major, minor = FP8_CAPABILITY
+        raise ConfigError(
+            f"dtype: fp8: needs a GPU of compute capability {major}.{minor} or higher"
+        )
+    return scaled_product
+
+
+def _make_ops(spec: DecoderSpec, config: InflightConfig, runtime: DeviceRuntime) -> DeviceOps:
+    """Kernels on a GPU unless the configuration wants torch; on other devices torch, unless it
+    wants kernels, which run under their interpreter there."""
+    wanted = config.attention_backend
+    if wanted == "torch" or (wanted == "auto" and runtime.device.type != "cuda"):
+        return TorchOps()
+    # Need Triton, which not every machine has.
+    from inflight.kernels.tuning import launches_for
+    from inflight.model.device.kernel_ops import KernelOps
+
+    file, shape = _launches_file(config), _attention_shape(spec, config, runtime)
+    return KernelOps(spec, launches_for(file, shape, runtime.device), runtime.device)
+
+
+def _launches_file(config: InflightConfig) -> Path:
+    return cache_root(config.cache_dir) / LAUNCHES_FILE
+
+
+def _attention_shape(
+    spec: DecoderSpec, config: InflightConfig, runtime: DeviceRuntime
+) -> AttentionShape:
+    from inflight.kernels.tuning import AttentionShape
+
+    dtype = choose_dtype(config.dtype, runtime.device)
+    return AttentionShape(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        tokens_per_block=config.tokens_per_block,
+        dtype=choose_kv_dtype(config.kv_cache_dtype, dtype),
+    )
+
+
+def _why_no_kernels(config: InflightConfig) -> str | None:
+    """None: they can be had, or are not wanted."""
+    if config.attention_backend == "torch":
+        return None
+    try:
+        import inflight.model.device.kernel_ops  # noqa: F401
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _graph_sizes(config: InflightConfig, runtime: DeviceRuntime) -> tuple[int, ...]:
+    # Torch's attention waits for the device, which no graph of a GPU can hold.
+    waits = config.attention_backend == "torch" and runtime.device.type == "cuda"
+    if waits or not config.cuda_graph_mode:
+        return ()
+    return bucket_sizes(config.max_batch_size, config.cuda_graph_cache_size)

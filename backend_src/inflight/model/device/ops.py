@@ -1,0 +1,72 @@
+"""DeviceOps: the operations of a decoder on a device, and what they are told of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from inflight.model.device.rows import DeviceRows
+from inflight.model.fused.spec import MlpSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerRules:
+    """How one layer attends, as ``native.attention.LayerRules`` describes it; tensors are
+    contiguous fp32 on the device."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float | None
+    sliding_window: int | None
+    cos_sin: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    norm_epsilon: float
+    norm_offset: float = 0.0
+    sinks: Tensor | None = None
+
+
+class DeviceOps(Protocol):
+    """None of them waits for the device, but the reference's attention. The KV storage is that of
+    ``kernels/kv_layout.py``."""
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, delta: Tensor | None = None
+    ) -> None:
+        """x [T, H] += delta [T, H], in place; then out [T, H] = x / sqrt(mean(x^2) + epsilon) *
+        weight fp32[H]. Each of its own dtype; computed in fp32. ``out`` may be ``x``."""
+        ...
+
+    def activated(self, x: Tensor, mlp: MlpSpec) -> Tensor:
+        """[T, intermediate_size]: activation(gate) * up of x [T, 2 * intermediate_size], or without
+        a gate the activation of x."""
+        ...
+
+    def attend(self, qkv: Tensor, cache: Tensor, rows: DeviceRows, rules: LayerRules) -> Tensor:
+        """[T, num_heads * head_dim], new, in qkv's dtype. Norms and turns the heads of ``qkv``
+        [T, (num_heads + 2 * num_kv_heads) * head_dim], writes K and V into their slots of the
+        layer's ``cache``, and attends within each sequence."""
+        ...
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """int32[2, R] of logits fp32[R, vocab_size]: the id of each row's largest logit, the lowest
+        of equal ones; and below it the bits of that logit in fp32, which is NaN where any logit of
+        the row is."""
+        ...
+
+    def copy_blocks(self, storage: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
+        """Whole blocks in all layers, as if all sources were read before any write; int32[n]."""
+        ...
+
+    def gather_blocks(self, storage: Tensor, ids: Tensor) -> Tensor:
+        """uint8[n, bytes of a block over all layers], new, of blocks ``ids`` int32[n]: of each
+        layer the K and then the V of the block."""
+        ...
+
+    def scatter_blocks(self, storage: Tensor, ids: Tensor, contents: Tensor) -> None:
+        """What ``gather_blocks`` gave, into blocks ``ids``, all different."""
+        ...

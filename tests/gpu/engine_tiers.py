@@ -1,0 +1,103 @@
+"""KV tiers of the engine: blocks to and from the host, and prompts that come back from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from inflight.model.device.runner import DeviceRunner
+from tests.gpu.engine_bench import Bench, free_memory
+from tests.gpu.rows import Row, emit
+
+NUM_PROMPTS = 12
+TOKENS_PER_BLOCK = 32
+
+
+def measure_tiers(bench: Bench) -> None:
+    """Prompts of three times the pool, each asked for twice: what the second answer takes."""
+    length = bench.scale.context_length
+    blocks_of_prompt = -(-(length + 1) // TOKENS_PER_BLOCK)
+    pool_tokens = NUM_PROMPTS // 3 * blocks_of_prompt * TOKENS_PER_BLOCK
+    host_bytes = 4 * pool_tokens * bench.work.kv_bytes_per_token
+    without, _ = _seconds_again(bench, pool_tokens, 0)
+    free_memory(bench.device)
+    with_tier, onboarded = _seconds_again(bench, pool_tokens, host_bytes)
+    free_memory(bench.device)
+    emit(
+        Row(
+            what=f"{bench.name} prompt of {length} tokens again, with its KV in host memory",
+            value=without / with_tier,
+            unit="times",
+            note=f"as fast as without: {1000 * with_tier:.1f} ms; {onboarded >> 20} MiB came back",
+        )
+    )
+
+
+def _seconds_again(bench: Bench, pool_tokens: int, host_bytes: int) -> tuple[float, int]:
+    """Seconds of a prompt in the second round, and bytes that came back from the host."""
+    prompts = bench.prompts(NUM_PROMPTS, bench.scale.context_length, seed=7)
+    seconds = []
+    with bench.engine(
+        max_batch_size=4,
+        tokens_per_block=TOKENS_PER_BLOCK,
+        max_tokens_in_paged_kv_cache=pool_tokens,
+        kv_cache_host_memory_bytes=host_bytes,
+    ) as executor:
+        for _ in range(2):
+            began = time.perf_counter()
+            for prompt in prompts:
+                executor.generate([prompt], max_tokens=1, end_ids=())
+            seconds.append((time.perf_counter() - began) / NUM_PROMPTS)
+        tiers = executor.kv_cache_stats().tiers
+    return seconds[1], sum(tier.onboarded_bytes for tier in tiers)
+
+
+def measure_block_moves(bench: Bench) -> None:
+    """One block at a time, as tiers move them, beside copies of as many bytes in pinned memory."""
+    config = bench.config(kv_cache_host_memory_bytes=1 << 28)
+    runner = bench.runner(config)
+    runner.allocate_kv_cache(8, config.tokens_per_block)
+    _measure_moves(bench, runner)
+    del runner
+    free_memory(bench.device)
+
+
+def _measure_moves(bench: Bench, runner: DeviceRunner) -> None:
+    block_id = np.array([5], dtype=np.int32)
+    contents = runner.read_blocks(block_id)
+    on_gpu = bench.device.type == "cuda"
+    pinned = torch.empty(contents.nbytes, dtype=torch.uint8, pin_memory=on_gpu)
+    on_device = torch.empty(contents.nbytes, dtype=torch.uint8, device=bench.device)
+    moves: tuple[tuple[str, Callable[[], object], Callable[[], object]], ...] = (
+        ("offload", lambda: runner.read_blocks(block_id), lambda: pinned.copy_(on_device)),
+        (
+            "onboard",
+            lambda: runner.write_blocks(block_id, contents),
+            lambda: on_device.copy_(pinned),
+        ),
+    )
+    for what, move, copy in moves:
+        gigabytes = contents.nbytes / 1e9
+        emit(
+            Row(
+                what=f"{bench.name} {what} of a block of {contents.nbytes >> 10} KiB",
+                value=gigabytes / _best_seconds(bench.device, move),
+                unit="GB/s",
+                ceiling=gigabytes / _best_seconds(bench.device, copy),
+            )
+        )
+
+
+def _best_seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """With the host's part; the device has done it all at the end."""
+    times = []
+    for _ in range(12):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return min(times[2:])

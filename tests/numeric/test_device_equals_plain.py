@@ -1,0 +1,116 @@
+"""The device runner's packed, chunked and mixed logits equal transformers' plain forward, on a CPU
+that stands in for the device, with the operations written in torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from inflight.api.config import InflightConfig
+from inflight.errors import ConfigError
+from inflight.model.device.load import load_device_runner
+from inflight.model.device.plain_runtime import PlainRuntime
+from inflight.model.device.runner import DeviceRunner
+from inflight.model.dtypes import DTYPES
+from inflight.model.fused.families import decoder_spec
+from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_config
+from tests.numeric.decoder_cases import (
+    CASES,
+    TOKENS_PER_BLOCK,
+    packed_logits,
+    plain_logits,
+    random_sequences,
+)
+
+pytestmark = pytest.mark.numeric
+
+TOLERANCE = 1e-4
+HAS_EXPERTS = {"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
+DENSE_CASES = sorted(case for case in CASES if CASES[case][0] not in HAS_EXPERTS)
+
+
+def checkpoint(directory: Path, case: str) -> Path:
+    model_type, changes = CASES[case]
+    return save_tiny_checkpoint(directory, tiny_config(model_type, **changes))
+
+
+def runner_of(directory: Path, dtype: str = "fp32", **keys: object) -> DeviceRunner:
+    values = {"dtype": dtype, "max_num_tokens": 64, "max_batch_size": 8}
+    config = InflightConfig.model_validate(values | {"tokens_per_block": TOKENS_PER_BLOCK} | keys)
+    return load_device_runner(directory, config, PlainRuntime(torch.device("cpu")))
+
+
+def logits_of(runner: DeviceRunner) -> np.ndarray:
+    def fill(value: float) -> None:
+        with torch.inference_mode():
+            runner.kv_cache.storage.fill_(value)
+
+    return packed_logits(runner, random_sequences(), fill)
+
+
+@pytest.mark.parametrize("case", DENSE_CASES)
+def test_packed_equals_plain(case: str, tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, case)
+    got = logits_of(runner_of(directory))
+    expected = plain_logits(directory, random_sequences())
+    assert got.dtype == np.float32 and got.shape == expected.shape
+    assert np.abs(got - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "olmo2", "phi", "cohere"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_is_nearer_to_fp32_than_transformers(
+    dtype: str, case: str, tmp_path: Path
+) -> None:
+    directory = checkpoint(tmp_path, case)
+    sequences = random_sequences()
+    exact = plain_logits(directory, sequences)
+    theirs = plain_logits(directory, sequences, DTYPES[dtype])
+    ours = logits_of(runner_of(directory, dtype))
+    our_error, their_error = (float(np.abs(x - exact).mean()) for x in (ours, theirs))
+    print(f"{case}: {dtype} logits off by {our_error:.4f}, transformers' by {their_error:.4f}")
+    assert 0 < our_error < 1.05 * their_error
+
+
+@pytest.mark.parametrize("case", ["llama", "llama with biases", "gemma2"])
+def test_fp8_costs_what_rounding_to_three_bits_does(case: str, tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, case)
+    exact, rounded = logits_of(runner_of(directory, "bf16")), logits_of(runner_of(directory, "fp8"))
+    error = float(np.sqrt(np.mean((rounded - exact) ** 2)) / exact.std())
+    print(f"{case}: {error:.4f}")
+    assert 0.01 < error < 0.25
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, "mixtral")
+    with pytest.raises(ConfigError, match="runner: fused: experts are not computed"):
+        runner_of(directory)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"dtype": "int8"}, "dtype int8 is computed on a CPU only"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype int8 is stored on a CPU only"),
+        ({"attention_backend": "cpu"}, "attention_backend is cpu"),
+        ({"tokens_per_block": 8}, "do not take tokens_per_block 8"),
+    ],
+)
+def test_what_no_device_computes_is_refused_by_key(
+    keys: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    directory = checkpoint(tmp_path, "llama")
+    with pytest.raises(ConfigError, match=reason):
+        runner_of(directory, **keys)
+
+
+def test_the_spec_says_what_was_loaded(tmp_path: Path) -> None:
+    spec = runner_of(checkpoint(tmp_path, "llama"), "bf16", kv_cache_dtype="fp16").spec
+    config = decoder_spec(tiny_config("llama"))
+    assert (spec.vocab_size, spec.num_layers) == (config.vocab_size, len(config.layers))
+    assert (spec.dtype, spec.device, spec.kv_memory_bytes) == ("bf16", "cpu", None)
+    assert spec.kv_bytes_per_token == 3 * 2 * 2 * 16 * 2  # layers, K and V, heads, size, fp16
+    assert spec.supported_tokens_per_block == (16, 32, 64, 128)

@@ -1,0 +1,96 @@
+"""Who serves a checkpoint where there is a GPU; a CPU stands in for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inflight.api.config import InflightConfig
+from inflight.errors import ConfigError
+from inflight.model import factory
+from inflight.model.device import load
+from inflight.model.device.plain_runtime import PlainRuntime
+from inflight.model.device.runner import DeviceRunner
+from inflight.model.dtypes import choose_device
+from tests.fakes.tiny_models import tiny_checkpoint
+
+pytestmark = pytest.mark.numeric
+
+SMALL = {"dtype": "fp32", "max_num_tokens": 64, "max_batch_size": 2, "attention_backend": "torch"}
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str) -> torch.device:
+        return torch.device("cpu" if name == "cpu" else "cuda")
+
+    monkeypatch.setattr(factory, "choose_device", found)
+    monkeypatch.setattr(load, "make_runtime", lambda device: PlainRuntime(torch.device("cpu")))
+
+
+@pytest.fixture
+def hf_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked of transformers' classes."""
+    loads: list[str] = []
+    monkeypatch.setattr(
+        factory, "load_hf_runner", lambda directory, *rest: loads.append(directory.name)
+    )
+    return loads
+
+
+def load_runner(directory: Path, **keys: Any) -> Any:
+    return factory.load_runner(directory, InflightConfig.model_validate(SMALL | keys))
+
+
+def test_a_gpu_takes_the_device_runner(tmp_path: Path, hf_loads: list[str]) -> None:
+    said: list[tuple[str, float]] = []
+    runner = factory.load_runner(
+        tiny_checkpoint(tmp_path),
+        InflightConfig.model_validate(SMALL),
+        progress=lambda what, share: said.append((what, share)),
+    )
+    assert isinstance(runner, DeviceRunner) and not hf_loads
+    assert said == [("loading weights to cpu", (layer + 1) / 3) for layer in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys"),
+    [("mixtral", {}), ("gpt2", {}), ("llama", {"kv_cache_dtype": "int8"})],
+)
+def test_what_it_cannot_serve_goes_to_transformers(
+    model_type: str, keys: dict[str, Any], tmp_path: Path, hf_loads: list[str]
+) -> None:
+    directory = tiny_checkpoint(tmp_path / model_type, model_type)
+    load_runner(directory, **keys)
+    assert hf_loads == [model_type]
+
+
+def test_without_kernels_transformers_serve(
+    tmp_path: Path, hf_loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tiny_checkpoint(tmp_path / "llama")
+    monkeypatch.setattr(load, "_why_no_kernels", lambda config: "there is no Triton")
+    load_runner(directory, attention_backend="auto")
+    assert hf_loads == ["llama"]
+
+
+def test_runner_fused_is_no_wish_but_an_order(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="runner: fused: experts are not computed"):
+        load_runner(tiny_checkpoint(tmp_path, "mixtral"), runner="fused")
+
+
+def test_triton_kernels_are_nobody_elses(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    for keys in ({"runner": "hf"}, {"device": "cpu"}):
+        with pytest.raises(ConfigError, match="attention_backend: triton: only the fused runner"):
+            load_runner(directory, attention_backend="triton", **keys)
+
+
+def test_a_gpu_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("cpu") == choose_device("auto") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="device: cuda: torch finds no CUDA device"):
+        choose_device("cuda")

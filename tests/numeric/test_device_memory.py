@@ -1,0 +1,198 @@
+"""DeviceRunner's faults, what it does when memory runs out, and blocks that are copied, offloaded
+and brought back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from inflight.api.config import InflightConfig
+from inflight.errors import CheckpointError, ConfigError, ForwardError
+from inflight.model.device.load import load_device_runner
+from inflight.model.device.plain_runtime import PlainReplay, PlainRuntime
+from inflight.model.device.runtime import Outputs
+from inflight.model.device.torch_ops import TorchOps
+from tests.fakes.tiny_models import VOCAB_SIZE, tiny_checkpoint
+from tests.numeric.device_driver import (
+    CPU,
+    TABLES,
+    TOKENS_PER_BLOCK,
+    NotedRuntime,
+    context,
+    fill_storage,
+    generation,
+    logits_of,
+    tiny_runner,
+)
+
+pytestmark = pytest.mark.numeric
+
+
+def test_a_failing_forward_is_a_batch_error_and_the_next_one_works(tmp_path: Path) -> None:
+    runner = tiny_runner(tmp_path)
+    inputs = context(0)
+    expected = logits_of(runner, inputs)
+    bad = replace(inputs, token_ids=np.full(20, VOCAB_SIZE + 5))
+    with pytest.raises(ForwardError, match="forward pass of 20 rows failed: IndexError"):
+        runner.forward(bad)
+    np.testing.assert_array_equal(logits_of(runner, inputs), expected)
+
+
+class CountedMemory:
+    """The books of a card of 1,000,000 bytes."""
+
+    def __init__(self) -> None:
+        self.num_releases = 0
+
+    def free(self) -> int:
+        return 1_000_000
+
+    def largest_use(self, work: Callable[[], object]) -> int:
+        work()
+        return 300_000
+
+    def release(self) -> None:
+        self.num_releases += 1
+
+
+class CardLikeRuntime(NotedRuntime):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = CountedMemory()  # type: ignore[assignment]
+
+
+def test_running_out_of_memory_ends_the_batch_and_gives_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = CardLikeRuntime()
+    runner = tiny_runner(tmp_path, runtime)
+    expected = logits_of(runner, context(0))
+    releases = runtime.memory.num_releases
+    with out_of_memory(monkeypatch), pytest.raises(ForwardError, match="OutOfMemoryError"):
+        runner.forward(context(1))
+    assert runtime.memory.num_releases == releases + 1
+    np.testing.assert_array_equal(logits_of(runner, context(0)), expected)
+
+
+@contextmanager
+def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def attend(*arguments: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchOps, "attend", attend)
+        yield
+
+
+def test_weights_that_do_not_fit_are_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        out_of_memory(monkeypatch),
+        pytest.raises(CheckpointError, match="not fit into the memory of"),
+    ):
+        tiny_runner(tmp_path, CardLikeRuntime())
+
+
+def test_a_pool_that_leaves_no_memory_for_a_forward_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        out_of_memory(monkeypatch),
+        pytest.raises(ConfigError, match="kv_cache_free_gpu_mem_fraction: the KV cache leaves too"),
+    ):
+        tiny_runner(tmp_path)
+
+
+def test_graphs_that_find_no_memory_are_left_out(tmp_path: Path) -> None:
+    class Crowded(NotedRuntime):
+        def capture(self, work: Callable[[], Outputs]) -> PlainReplay:
+            if len(work()[0]) < 4:
+                raise torch.OutOfMemoryError("no memory")
+            return super().capture(work)
+
+    runner = tiny_runner(tmp_path, Crowded())
+    assert runner.captured_sizes == (4, 8)
+    runner.forward(context(0))
+    assert np.isfinite(logits_of(runner, generation(0))).all()
+
+
+def test_kernels_that_compute_something_else_are_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong:
+        """Gives each row what attention gives another."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(TorchOps(), name)
+
+        def attend(self, *arguments: Any) -> torch.Tensor:
+            return TorchOps().attend(*arguments).flip(0)
+
+    monkeypatch.setattr("inflight.model.device.load._make_ops", lambda *arguments: Wrong())
+    with pytest.raises(CheckpointError, match="is not served: packed and plain logits differ"):
+        tiny_runner(tmp_path)
+
+
+def test_kv_memory_is_what_the_largest_forward_and_the_scratch_block_leave(tmp_path: Path) -> None:
+    spec = tiny_runner(tmp_path, CardLikeRuntime()).spec
+    assert spec.kv_memory_bytes == 1_000_000 - 300_000 - TOKENS_PER_BLOCK * spec.kv_bytes_per_token
+
+
+def test_block_sizes_are_declared_and_checked(tmp_path: Path) -> None:
+    config = InflightConfig(dtype="fp32", tokens_per_block=32)
+    runner = load_device_runner(tiny_checkpoint(tmp_path), config, PlainRuntime(CPU))
+    with pytest.raises(ConfigError, match="tokens_per_block: 8 must be one of 16, 32, 64, 128"):
+        runner.allocate_kv_cache(4, 8)
+    runner.allocate_kv_cache(4, 32)
+
+
+def test_a_sequence_goes_on_in_copied_blocks(tmp_path: Path) -> None:
+    runner = tiny_runner(tmp_path)
+    runner.forward(context(0))
+    expected = logits_of(runner, generation(0))
+    # Blocks change places: every source is read before any target is written.
+    runner.copy_blocks(np.array([6, 1], dtype=np.int32), np.array([1, 6], dtype=np.int32))
+    inputs = generation(0)
+    table = np.array([[1, 6]], dtype=np.int32)
+    slots = 6 * TOKENS_PER_BLOCK + np.array([20 % TOKENS_PER_BLOCK])
+    got = logits_of(runner, replace(inputs, block_tables=table, slot_mapping=slots))
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("host_bytes", [0, 1 << 20])
+def test_blocks_come_back_from_the_host_as_they_were(host_bytes: int, tmp_path: Path) -> None:
+    runner = tiny_runner(tmp_path, kv_cache_host_memory_bytes=host_bytes)
+    runner.forward(context(0))
+    expected = logits_of(runner, generation(0))
+    runner.forward(context(0))
+    contents = [runner.read_blocks(TABLES[0][i : i + 1]) for i in range(2)]
+    block_bytes = TOKENS_PER_BLOCK * runner.spec.kv_bytes_per_token
+    assert all(c.shape == (1, block_bytes) and c.dtype == np.uint8 for c in contents)
+    together = runner.read_blocks(TABLES[0])
+    np.testing.assert_array_equal(together, np.concatenate(contents))
+    fill_storage(runner, float("nan"))
+    kept = contents[0].copy()
+    kept.flags.writeable = False
+    runner.write_blocks(np.array([10], dtype=np.int32), kept)
+    runner.write_blocks(np.array([3], dtype=np.int32), contents[1])
+    inputs = generation(0)
+    slots = 3 * TOKENS_PER_BLOCK + np.array([20 % TOKENS_PER_BLOCK])
+    table = np.array([[10, 3]], dtype=np.int32)
+    got = logits_of(runner, replace(inputs, block_tables=table, slot_mapping=slots))
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_the_format_of_blocks_names_what_their_bytes_are(tmp_path: Path) -> None:
+    formats = {
+        tiny_runner(tmp_path / name, dtype=dtype, kv_cache_dtype=kv).kv_block_format
+        for name, dtype, kv in (("a", "fp32", "auto"), ("b", "bf16", "auto"), ("c", "bf16", "fp16"))
+    }
+    assert len(formats) == 3

@@ -1,0 +1,27 @@
+"""HostPool: a place is free again when nobody shows it any more."""
+
+from __future__ import annotations
+
+import gc
+
+from inflight.model.device.host_pool import HostPool
+
+
+def test_a_place_is_in_use_as_long_as_any_view_of_it() -> None:
+    registered = []
+    pool = HostPool(2, 64, registered.append)
+    assert [buffer.shape for buffer in registered] == [(2, 64)]
+    first, second = pool.take(), pool.take()
+    assert first is not None and second is not None and pool.take() is None
+    assert first.shape == second.shape == (1, 64)
+    first[:], second[:] = 1, 2
+    assert (first == 1).all()
+    row = first[0]
+    del first
+    gc.collect()
+    assert pool.num_free == 0 and (row == 1).all()
+    del row
+    gc.collect()
+    assert pool.num_free == 1
+    again = pool.take()
+    assert again is not None and (again == 1).all() and (second == 2).all()
