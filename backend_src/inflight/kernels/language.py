@@ -26,6 +26,7 @@ if _REASON is not None:
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
+from triton.runtime.errors import OutOfResources  # noqa: E402
 
 
 def jit(varying: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
@@ -58,4 +59,13 @@ def tiles(number: int, size: int) -> int:
     return -(-number // size)
 
 
-__all__ = ["is_interpreted", "jit", "missing_reason", "power_of_2", "tiles", "tl"]
+__all__ = [
+    "OutOfResources",
+    "is_interpreted",
+    "jit",
+    "missing_reason",
+    "power_of_2",
+    "tiles",
+    "tl",
+    "triton",
+]

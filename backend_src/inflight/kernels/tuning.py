@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-import triton.testing
-from triton.runtime.errors import OutOfResources
 
 from inflight.errors import ConfigError
 from inflight.kernels.attention import AttentionPlan, AttentionRows, attend
 from inflight.kernels.kv_layout import KvShape
-from inflight.kernels.language import tiles
+from inflight.kernels.language import OutOfResources, tiles, triton
 from inflight.kernels.launch import AttentionLaunches, Launch, default_launches
 
 Measure = Callable[[Callable[[], None]], float]

@@ -17,7 +17,7 @@ from inflight.cli import main
 ROOT = Path(__file__).parents[3]
 SCRIPTS = [
     *("scripts/serve", "scripts/test", "scripts/check", "scripts/bench", ".ci/run"),
-    "scripts/lib/install_peers.sh",
+    *("scripts/lib/install_peers.sh", "tests/gpu/run.sh", "tests/gpu/wheels.sh"),
 ]
 
 

@@ -101,7 +101,7 @@ def test_a_stage_that_cannot_be_started_is_a_row() -> None:
 
 
 def test_the_whole_stays_below_nine_minutes() -> None:
-    assert SUITE_SECONDS <= NINE_MINUTES - 20  # unpacking, the table, the end of the last stage
+    assert SUITE_SECONDS <= NINE_MINUTES - 30  # unpacking, the table, the end of the last stage
     assert sum(each.seconds for each in STAGES) <= SUITE_SECONDS
     assert CPU_SUITE_SECONDS <= NINE_MINUTES
 
