@@ -30,9 +30,9 @@ from inflight.model.packing import Packer
 from inflight.model.torch_attention import TorchAttention
 from inflight.native.attention import NativeAttention
 from tests.fakes.tiny_models import VOCAB_SIZE, tiny_checkpoint
+from tests.numeric.decoder_cases import plain_logits
 from tests.numeric.native_library import native_library
 from tests.numeric.packed_driver import request_of, staggered_plans
-from tests.numeric.test_fused_equals_plain import plain_logits
 
 pytestmark = pytest.mark.numeric
 
