@@ -25,7 +25,9 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": {"errors"},
     "native": {"cache_folder", "errors"},
     "engine_files": {"native", "checkpoint", "cache_folder", "api", "errors"},
-    "model": {"kernels", "native", "engine_files", "checkpoint", "batch", "api", "errors"},
+    "model": {
+        "kernels", "native", "engine_files", "cache_folder", "checkpoint", "batch", "api", "errors",
+    },
     "sampling": {"batch", "api", "errors"},
     "text": {"checkpoint", "batch", "api", "errors"},
     "observability": {"api", "errors"},

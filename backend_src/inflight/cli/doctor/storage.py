@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from inflight.checkpoint.cache_folder import cache_root
+from inflight.cache_folder import cache_root
 from inflight.cli.doctor.finding import Finding, Status, size_text
 from inflight.native.cpu import gives_huge_pages
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inflight.api.config import InflightConfig
-from inflight.checkpoint.cache_folder import cache_root
+from inflight.cache_folder import cache_root
 from inflight.errors import CheckpointError, ConfigError
 from inflight.kernels.kv_layout import (
     SUPPORTED_TOKENS_PER_BLOCK,
