@@ -1,6 +1,7 @@
 """Stage: every kernel against its torch reference, on the card; compiled by several processes.
 
-    python -m tests.gpu.kernel_correctness [--cpu] [--every N]
+    python -m tests.gpu.kernel_correctness [--every N]
+    TRITON_INTERPRET=1 python -m tests.gpu.kernel_correctness --cpu [--every N]
 
 The cases are those of tests/interpreter; with --cpu some of them run under the interpreter.
 """

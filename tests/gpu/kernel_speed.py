@@ -1,6 +1,7 @@
 """Stage: how fast the kernels are, beside a copy and a matrix product measured in the same run.
 
-    python -m tests.gpu.kernel_speed [--cpu] [--tune FILE]
+    python -m tests.gpu.kernel_speed [--tune FILE]
+    TRITON_INTERPRET=1 python -m tests.gpu.kernel_speed --cpu
 
 Shapes are those of Llama 3 8B in bf16. Each kernel is repeated inside a CUDA graph, so that only
 the card is measured. ``--tune`` measures the launches of attention first, and keeps them in FILE.
