@@ -17,8 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "cache_folder": {"errors"},
     "api": {"errors"},
     "batch": {"api", "errors"},
-    # native: its converter process alone
-    "checkpoint": {"native", "cache_folder", "api", "errors"},
+    "checkpoint": {"native", "cache_folder", "api", "errors"},  # native: its converter alone
     "kv_cache": {"api", "errors"},
     "kv_events": {"kv_cache", "api", "errors"},
     "scheduler": {"batch", "api", "errors"},
