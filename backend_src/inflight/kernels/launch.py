@@ -32,20 +32,21 @@ class AttentionLaunches:
 
 def default_launches(head_dim: int, dtype: torch.dtype) -> AttentionLaunches:
     """Tiles that fit into the shared memory of any card since compute capability 8.0 (99 KiB)."""
-    bytes_per_key = head_dim * dtype.itemsize
-    if bytes_per_key <= 256:
+    if dtype is torch.float32:
+        # No tensor core multiplies them as they are: larger tiles fill more than the registers.
+        columns = 32 if head_dim <= 128 else 16
+        return AttentionLaunches(
+            context=Launch(rows=32, columns=columns, num_warps=4, num_stages=1),
+            generation=Launch(rows=16, columns=columns, num_warps=4, num_stages=2),
+        )
+    if head_dim <= 128:
         return AttentionLaunches(
             context=Launch(rows=128, columns=64, num_warps=8, num_stages=2),
             generation=Launch(rows=16, columns=64, num_warps=4, num_stages=2),
         )
-    if bytes_per_key <= 512:
-        return AttentionLaunches(
-            context=Launch(rows=64, columns=32, num_warps=4, num_stages=2),
-            generation=Launch(rows=16, columns=32, num_warps=4, num_stages=2),
-        )
     return AttentionLaunches(
-        context=Launch(rows=32, columns=16, num_warps=4, num_stages=1),
-        generation=Launch(rows=16, columns=16, num_warps=4, num_stages=2),
+        context=Launch(rows=64, columns=32, num_warps=4, num_stages=2),
+        generation=Launch(rows=16, columns=32, num_warps=4, num_stages=2),
     )
 
 
