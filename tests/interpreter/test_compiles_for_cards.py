@@ -17,6 +17,10 @@ ASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxa
 KERNELS = {
     "_rms_norm",
     "_activate",
+    "_choose",
+    "_put_together",
+    "_multiply",
+    "_combine",
     "_rope_and_write",
     "attend_tile",
     "join_splits",
