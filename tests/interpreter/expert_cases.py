@@ -114,7 +114,7 @@ def _together(chosen: Tensor, weights: Tensor, num_experts: int) -> Routing:
     flat = chosen.flatten()
     return Routing(
         weights=weights,
-        experts=flat.int(),
+        experts=chosen.int(),
         choices=flat.argsort(stable=True).int(),
         ends=flat.bincount(minlength=num_experts).cumsum(0).int(),
     )
@@ -220,7 +220,7 @@ def _run_gate_ups(dtype: torch.dtype, shape: LinearShape, device: torch.device) 
     expert_gate_ups(x, weight, _on(routing, device), out, shape.activation)
     choices = routing.choices.long()
     rows = x.double().cpu()[choices // shape.num_chosen]
-    products = _products(rows, weight, routing.experts[choices])
+    products = _products(rows, weight, routing.experts.flatten()[choices])
     gate, up = products.chunk(2, dim=1)
     if shape.activation == "silu":
         want = functional.silu(gate) * up
@@ -238,7 +238,7 @@ def _run_linears(dtype: torch.dtype, shape: LinearShape, device: torch.device) -
     expert_linears(x, weight, _on(routing, device), out)
     choices = routing.choices.long()
     want = torch.empty(out.shape, dtype=torch.double)
-    want[choices] = _products(x.double().cpu(), weight, routing.experts[choices])
+    want[choices] = _products(x.double().cpu(), weight, routing.experts.flatten()[choices])
     return excess(out, want, 2 * rounding(dtype, device))
 
 

@@ -58,7 +58,9 @@ def test_packed_equals_plain(case: str, tmp_path: Path) -> None:
     assert np.abs(got - expected).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "olmo2", "phi", "cohere"])
+@pytest.mark.parametrize(
+    "case", ["llama", "qwen2", "gemma2", "olmo2", "phi", "cohere", "qwen2_moe"]
+)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_half_precision_is_nearer_to_fp32_than_transformers(
     dtype: str, case: str, tmp_path: Path

@@ -25,7 +25,7 @@ class Routing:
     weights: Tensor
     """float32[T, k + num_shared]: of each of a token's choices, the shared expert's last."""
     experts: Tensor
-    """int32[T * k]: of each choice."""
+    """int32[T, k]: of each choice."""
     choices: Tensor
     """int32[T * k]: of each row."""
     ends: Tensor
@@ -43,12 +43,12 @@ class Routing:
     ) -> Routing:
         """For T = ``num_rows``; ``num_shared``: 0 or 1. Nothing is written yet."""
 
-        def integers(size: int) -> Tensor:
-            return torch.empty(size, dtype=torch.int32, device=device)
+        def integers(*shape: int) -> Tensor:
+            return torch.empty(*shape, dtype=torch.int32, device=device)
 
         return cls(
             weights=torch.empty(num_rows, num_chosen + num_shared, device=device),
-            experts=integers(num_rows * num_chosen),
+            experts=integers(num_rows, num_chosen),
             choices=integers(num_rows * num_chosen),
             ends=integers(num_experts),
         )
@@ -60,7 +60,7 @@ class Routing:
     @property
     def num_chosen(self) -> int:
         """k."""
-        return len(self.experts) // max(1, len(self.weights))
+        return self.experts.shape[1]
 
     @property
     def num_shared(self) -> int:
@@ -95,7 +95,7 @@ def route(logits: Tensor, routing: Routing, *, is_softmax_of_chosen: bool) -> No
         routing.experts,
         routing.choices,
         routing.ends,
-        len(routing.experts),
+        len(routing.choices),
         BLOCK=CHOICES,
         num_warps=8,
     )
