@@ -39,7 +39,7 @@ from inflight.kernels.launch import default_launches  # noqa: E402
 from inflight.kernels.tuning import CONTEXT_CANDIDATES, GENERATION_CANDIDATES  # noqa: E402
 from tests.interpreter.all_cases import CASES  # noqa: E402
 from tests.interpreter.attention_cases import AttentionShape, make_iteration  # noqa: E402
-from tests.interpreter.case import DTYPES, dtype_name  # noqa: E402
+from tests.interpreter.case import DTYPES, Case, dtype_name  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -143,9 +143,13 @@ def resources(binary: bytes) -> tuple[int, int]:
 
 
 def run_cases(dtypes: Sequence[torch.dtype], every: int) -> None:
-    cases = [case for case in CASES if case.dtype in dtypes]
-    for case in cases[::every]:
-        case.run(CPU)  # what it returns is of results that nobody computed
+    of_kernel: dict[str, list[Case]] = {}
+    for case in CASES:
+        if case.dtype in dtypes:
+            of_kernel.setdefault(case.kernel, []).append(case)
+    for cases in of_kernel.values():
+        for case in cases[::every]:
+            case.run(CPU)  # what it returns is of results that nobody computed
 
 
 def run_launches(dtypes: Sequence[torch.dtype], *, candidates: bool) -> None:
@@ -178,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--capability", type=int, default=90, help="80, 86, 89, 90, 100")
     parser.add_argument("--dtypes", default="bf16,fp16,fp32")
-    parser.add_argument("--every", type=int, default=1, help="only each N-th case")
+    parser.add_argument("--every", type=int, default=1, help="only each N-th case of a kernel")
     parser.add_argument("--launches", choices=("defaults", "candidates"))
     options = parser.parse_args()
     dtypes = [dtype for dtype in DTYPES if dtype_name(dtype) in options.dtypes.split(",")]

@@ -108,9 +108,7 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name in {"_local_scalar_dense", "nonzero", "equal", "masked_select"} or (
-            name.startswith(("unique", "_unique"))
-        ):
+        if name in {"_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2"}:
             self.seen.add(name)
         return func(*args, **(kwargs or {}))
 
