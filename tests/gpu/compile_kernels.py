@@ -18,7 +18,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from inflight.kernels.launch import default_launches  # noqa: E402
 from inflight.kernels.tuning import CONTEXT_CANDIDATES, GENERATION_CANDIDATES  # noqa: E402
 from tests.interpreter.all_cases import CASES  # noqa: E402
 from tests.interpreter.attention_cases import AttentionShape, make_iteration  # noqa: E402
-from tests.interpreter.case import DTYPES, dtype_name  # noqa: E402
+from tests.interpreter.case import DTYPES, Case, dtype_name  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -144,12 +143,13 @@ def resources(binary: bytes) -> tuple[int, int]:
 
 
 def run_cases(dtypes: Sequence[torch.dtype], every: int) -> None:
-    seen: Counter[str] = Counter()
+    of_kernel: dict[str, list[Case]] = {}
     for case in CASES:
         if case.dtype in dtypes:
-            if seen[case.kernel] % every == 0:
-                case.run(CPU)  # what it returns is of results that nobody computed
-            seen[case.kernel] += 1
+            of_kernel.setdefault(case.kernel, []).append(case)
+    for cases in of_kernel.values():
+        for case in cases[::every]:
+            case.run(CPU)  # what it returns is of results that nobody computed
 
 
 def run_launches(dtypes: Sequence[torch.dtype], *, candidates: bool) -> None:

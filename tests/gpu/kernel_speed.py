@@ -3,10 +3,10 @@
     python -m tests.gpu.kernel_speed [--tune FILE]
     TRITON_INTERPRET=1 python -m tests.gpu.kernel_speed --cpu
 
-Shapes are those of Llama 3 8B in bf16. Each kernel is repeated inside a CUDA graph, so that only
-the card is measured. ``--tune`` measures the launches of attention first, and keeps them in FILE.
-With --cpu everything is small and runs under the interpreter: it proves this script, and says
-nothing of speed.
+Shapes are those of Llama 3 8B in bf16, and of Qwen3 30B-A3B for experts. Each kernel is repeated
+inside a CUDA graph, so that only the card is measured. ``--tune`` measures the launches of
+attention first, and keeps them in FILE. With --cpu everything is small and runs under the
+interpreter: it proves this script, and says nothing of speed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from inflight.kernels.tuning import AttentionShape, launches_for, tune
+from tests.gpu.expert_works import QWEN3, SMALL_EXPERTS, expert_works
 from tests.gpu.kernel_works import (
     DTYPE,
     LLAMA,
@@ -60,6 +61,9 @@ def main() -> None:
         tune(options.tune, shape, device)
     launches = launches_for(options.tune, shape, device)
     for work in (*elementwise(sizes, device), *attention(sizes, launches, device)):
+        emit(measured(work, copy, product, device))
+    # One after the other: each takes what it needs of the card's memory.
+    for work in expert_works(SMALL_EXPERTS if options.cpu else QWEN3, device):
         emit(measured(work, copy, product, device))
 
 

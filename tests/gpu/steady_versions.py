@@ -22,14 +22,18 @@ import torch  # noqa: E402
 
 from inflight.kernels.attention import AttentionPlan, AttentionRows, attend  # noqa: E402
 from inflight.kernels.blocks import copy_blocks  # noqa: E402
+from inflight.kernels.combine import combine  # noqa: E402
+from inflight.kernels.expert_linears import expert_gate_ups, expert_linears  # noqa: E402
 from inflight.kernels.launch import default_launches  # noqa: E402
 from inflight.kernels.likeliest import likeliest, likeliest_parts  # noqa: E402
 from inflight.kernels.rms_norm import rms_norm  # noqa: E402
 from inflight.kernels.rope import rope_and_write  # noqa: E402
+from inflight.kernels.routing import Routing, route  # noqa: E402
 from tests.gpu.kernel_works import Rules  # noqa: E402
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, VOCAB = 8, 2, 64, 512, 9000
+EXPERTS, CHOSEN, INNER = 3, 2, 96
 MOST = 64
 RULES = Rules(num_heads=HEADS, head_dim=HEAD_DIM, cos_sin=torch.zeros(MOST, HEAD_DIM))
 
@@ -55,6 +59,7 @@ class Model:
             device=CPU,
         )
         self.plan = replace(plan, wanted_programs=64)
+        self.experts = Experts()
 
     def step(self, contexts: int, generations: int, *, shift: int, longest: int) -> None:
         """``shift``: where metadata lies in its buffer, in numbers."""
@@ -62,6 +67,7 @@ class Model:
         metadata = torch.zeros(4096, dtype=torch.int32)[shift:]
         wide = torch.zeros(4096, dtype=torch.int64)[shift:]
         rms_norm(self.hidden[:rows], self.hidden[0], 1e-5, self.hidden[:rows])
+        self.experts.step(self.hidden[:rows])
         rope_and_write(
             self.qkv[:rows],
             self.query[:rows],
@@ -84,11 +90,32 @@ class Model:
         copy_blocks(self.storage, metadata[:2], metadata[2:4])
 
 
+class Experts:
+    """Those of a layer, with a shared one."""
+
+    def __init__(self) -> None:
+        self.gate_ups = torch.zeros(EXPERTS, 2 * INNER, WIDTH)
+        self.downs = torch.zeros(EXPERTS, WIDTH, INNER)
+
+    def step(self, x: torch.Tensor) -> None:
+        """What is between the products is new in each iteration, as it is in the runner."""
+        routing = Routing.allocate(
+            len(x), num_experts=EXPERTS, num_chosen=CHOSEN, num_shared=1, device=CPU
+        )
+        route(torch.zeros(len(x), EXPERTS + 1), routing, is_softmax_of_chosen=True)
+        inner = torch.zeros(len(x) * CHOSEN, INNER)
+        expert_gate_ups(x, self.gate_ups, routing, inner, "silu")
+        results = torch.zeros(len(x) * CHOSEN, WIDTH)
+        expert_linears(inner, self.downs, routing, results)
+        combine(results, routing, torch.zeros_like(x), torch.zeros_like(x))
+
+
 def main() -> None:
     model = Model()
     with recorded() as versions:
         model.step(1, 1, shift=0, longest=200)
         model.step(0, 32, shift=0, longest=20)
+        model.step(0, MOST, shift=0, longest=20)
         warmed_up = set(versions)
         for contexts, generations in ((0, 1), (1, 0), (2, 3), (0, 2), (16, 0), (1, 16), (0, 33)):
             for shift in (0, 1, 4, 7):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.interpreter.attention_cases import attention_cases
 from tests.interpreter.case import Case, dtype_name
+from tests.interpreter.expert_cases import expert_cases
 from tests.interpreter.layer_cases import layer_cases
 from tests.interpreter.storage_cases import storage_cases
 
@@ -25,7 +26,12 @@ rounding of its own results. The interpreter's products of bf16 are wrong, so th
 and bf16 are taken in fp32; it also cuts bf16 off where a card rounds it.
 """
 
-CASES: tuple[Case, ...] = (*layer_cases(), *attention_cases(), *storage_cases())
+CASES: tuple[Case, ...] = (
+    *layer_cases(),
+    *expert_cases(),
+    *attention_cases(),
+    *storage_cases(),
+)
 
 
 def coverage_lines(cases: Iterable[Case]) -> list[str]:

@@ -17,6 +17,10 @@ ASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxa
 KERNELS = {
     "_rms_norm",
     "_activate",
+    "_choose",
+    "_put_together",
+    "_multiply",
+    "_combine",
     "_rope_and_write",
     "attend_tile",
     "join_splits",
@@ -36,7 +40,7 @@ needs_assembler = pytest.mark.skipif(
 @pytest.mark.interpreter
 @needs_assembler
 def test_each_kernel_compiles_and_fits(tmp_path: Path) -> None:
-    versions = compiled(90, ("--dtypes", "bf16", "--every", "6"), tmp_path)
+    versions = compiled(90, ("--dtypes", "bf16", "--every", "5"), tmp_path)
     assert {version["kernel"] for version in versions} == KERNELS
     assert too_large(versions, 90) == []
 
@@ -87,4 +91,4 @@ def test_no_iteration_compiles_what_a_warm_up_has_not() -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     found = json.loads(run.stdout)
     assert found["new"] == []
-    assert found["warm_up"] >= 8
+    assert found["warm_up"] >= 15

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.interpreter
 TOLERANCE = 1e-4
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2", "phi"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2", "phi", "mixtral", "qwen2_moe"])
 def test_packed_equals_plain(model_type: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"num_hidden_layers": 1}
     if model_type == "gemma2":

@@ -105,7 +105,9 @@ def fill_storage(runner: DeviceRunner, value: float) -> None:
         runner.kv_cache.storage.fill_(value)
 
 
-def graph_logits(directory: Path, *sequences: int) -> npt.NDArray[np.float32]:
-    runner = tiny_runner(directory)
+def graph_logits(
+    directory: Path, *sequences: int, model_type: str = "llama"
+) -> npt.NDArray[np.float32]:
+    runner = tiny_runner(directory, model_type=model_type)
     runner.forward(context(*sequences))
     return logits_of(runner, generation(*sequences))

@@ -28,8 +28,6 @@ from tests.numeric.decoder_cases import (
 pytestmark = pytest.mark.numeric
 
 TOLERANCE = 1e-4
-HAS_EXPERTS = {"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
-DENSE_CASES = sorted(case for case in CASES if CASES[case][0] not in HAS_EXPERTS)
 
 
 def checkpoint(directory: Path, case: str) -> Path:
@@ -51,7 +49,7 @@ def logits_of(runner: DeviceRunner) -> np.ndarray:
     return packed_logits(runner, random_sequences(), fill)
 
 
-@pytest.mark.parametrize("case", DENSE_CASES)
+@pytest.mark.parametrize("case", sorted(CASES))
 def test_packed_equals_plain(case: str, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, case)
     got = logits_of(runner_of(directory))
@@ -60,7 +58,9 @@ def test_packed_equals_plain(case: str, tmp_path: Path) -> None:
     assert np.abs(got - expected).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "olmo2", "phi", "cohere"])
+@pytest.mark.parametrize(
+    "case", ["llama", "qwen2", "gemma2", "olmo2", "phi", "cohere", "qwen2_moe"]
+)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_half_precision_is_nearer_to_fp32_than_transformers(
     dtype: str, case: str, tmp_path: Path
@@ -84,10 +84,11 @@ def test_fp8_costs_what_rounding_to_three_bits_does(case: str, tmp_path: Path) -
     assert 0.01 < error < 0.25
 
 
-def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    directory = checkpoint(tmp_path, "mixtral")
-    with pytest.raises(ConfigError, match="runner: fused: experts are not computed"):
-        runner_of(directory)
+@pytest.mark.parametrize("case", ["mixtral", "qwen2_moe with layers without experts"])
+def test_experts_in_fp8_are_refused_by_name(case: str, tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, case)
+    with pytest.raises(ConfigError, match="runner: fused: dtype fp8 is not computed for experts"):
+        runner_of(directory, "fp8")
 
 
 @pytest.mark.parametrize(

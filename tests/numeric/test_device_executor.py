@@ -78,7 +78,9 @@ def check(executor: Executor, expected: list[list[int]]) -> None:
         assert list(output.token_ids[: len(wanted)]) == wanted
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma2", "mistral"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen2", "qwen3", "gemma2", "mistral", "qwen2_moe"]
+)
 def test_greedy_tokens_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path, model_type)
     expected = greedy(directory)

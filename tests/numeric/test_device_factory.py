@@ -45,10 +45,13 @@ def load_runner(directory: Path, **keys: Any) -> Any:
     return factory.load_runner(directory, InflightConfig.model_validate(SMALL | keys))
 
 
-def test_a_gpu_takes_the_device_runner(tmp_path: Path, hf_loads: list[str]) -> None:
+@pytest.mark.parametrize("model_type", ["llama", "mixtral"])
+def test_a_gpu_takes_the_device_runner(
+    model_type: str, tmp_path: Path, hf_loads: list[str]
+) -> None:
     said: list[tuple[str, float]] = []
     runner = factory.load_runner(
-        tiny_checkpoint(tmp_path),
+        tiny_checkpoint(tmp_path, model_type),
         InflightConfig.model_validate(SMALL),
         progress=lambda what, share: said.append((what, share)),
     )
@@ -58,7 +61,7 @@ def test_a_gpu_takes_the_device_runner(tmp_path: Path, hf_loads: list[str]) -> N
 
 @pytest.mark.parametrize(
     ("model_type", "keys"),
-    [("mixtral", {}), ("gpt2", {}), ("llama", {"kv_cache_dtype": "int8"})],
+    [("gpt2", {}), ("llama", {"kv_cache_dtype": "int8"})],
 )
 def test_what_it_cannot_serve_goes_to_transformers(
     model_type: str, keys: dict[str, Any], tmp_path: Path, hf_loads: list[str]
@@ -78,8 +81,8 @@ def test_without_kernels_transformers_serve(
 
 
 def test_runner_fused_is_no_wish_but_an_order(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="runner: fused: experts are not computed"):
-        load_runner(tiny_checkpoint(tmp_path, "mixtral"), runner="fused")
+    with pytest.raises(ConfigError, match="runner: fused: kv_cache_dtype int8 is stored on a CPU"):
+        load_runner(tiny_checkpoint(tmp_path), runner="fused", kv_cache_dtype="int8")
 
 
 def test_triton_kernels_are_nobody_elses(tmp_path: Path) -> None:

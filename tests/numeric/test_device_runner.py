@@ -110,9 +110,10 @@ def test_graphs_follow_their_keys(
     np.testing.assert_allclose(eager, graph_logits(tmp_path / "graphs", 0, 1, 2), atol=1e-5)
 
 
-def test_padding_touches_nothing_but_the_scratch_block(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["llama", "qwen2_moe"])
+def test_padding_touches_nothing_but_the_scratch_block(model_type: str, tmp_path: Path) -> None:
     """Every slot that no sequence of the iteration has written is NaN, and stays so to the bit."""
-    runner = tiny_runner(tmp_path)
+    runner = tiny_runner(tmp_path, model_type=model_type)
     storage = runner.kv_cache.storage
     fill_storage(runner, float("nan"))
     runner.forward(context(0, 1, 2))
@@ -124,11 +125,13 @@ def test_padding_touches_nothing_but_the_scratch_block(tmp_path: Path) -> None:
     slots = {(int(b), int(offset)) for b, offset in changed.nonzero()}
     written = {(int(TABLES[i][1]), 20 % TOKENS_PER_BLOCK) for i in range(3)}
     assert slots == written | {(NUM_BLOCKS, 0)}
-    np.testing.assert_allclose(logits, graph_logits(tmp_path / "clean", 0, 1, 2), atol=1e-5)
+    expected = graph_logits(tmp_path / "clean", 0, 1, 2, model_type=model_type)
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
-def test_a_row_comes_out_the_same_in_whatever_bucket(tmp_path: Path) -> None:
-    runner = tiny_runner(tmp_path)
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "qwen2_moe"])
+def test_a_row_comes_out_the_same_in_whatever_bucket(model_type: str, tmp_path: Path) -> None:
+    runner = tiny_runner(tmp_path, model_type=model_type)
     runner.forward(context(0, 1, 2, end=12))
     alone = logits_of(runner, generation(0, at=12))
     for company in ((1,), (1, 2)):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from inflight.kernels.functions import sigmoid
+from inflight.kernels.functions import activated
 from inflight.kernels.language import jit, tiles, tl
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
@@ -62,24 +62,8 @@ def _activate(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < WIDTH
     x_ptrs = x_ptr + row * x_stride + columns
-    y = _activated(tl.load(x_ptrs, mask=is_column, other=0.0).to(tl.float32), ACTIVATION)
+    y = activated(tl.load(x_ptrs, mask=is_column, other=0.0).to(tl.float32), ACTIVATION)
     if HAS_GATE:
         y *= tl.load(x_ptrs + WIDTH, mask=is_column, other=0.0).to(tl.float32)
     out_ptrs = out_ptr + row * out_stride + columns
     tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=is_column)
-
-
-@jit()
-def _activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
-    if ACTIVATION == "silu":
-        y = x * sigmoid(x)
-    elif ACTIVATION == "gelu":
-        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif ACTIVATION == "gelu_tanh":
-        # 0.5 * (1 + tanh(z)) is the sigmoid of 2z; 1.5957.. is 2 * sqrt(2 / pi).
-        y = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    else:
-        y = tl.maximum(x, 0.0)
-        if ACTIVATION == "relu2":
-            y = y * y
-    return y

@@ -16,7 +16,7 @@ from inflight.model.device.ops import DeviceOps, LayerRules
 from inflight.model.device.rows import DeviceRows
 from inflight.model.device.weights import DeviceLayer, DeviceWeights
 from inflight.model.fused.decoder_tensors import NormWeights
-from inflight.model.fused.spec import DecoderSpec, LayerSpec, MlpSpec, NormKind, RopeSpec
+from inflight.model.fused.spec import DecoderSpec, LayerSpec, NormKind, RopeSpec
 from inflight.native.elementwise import rope_table
 
 
@@ -65,18 +65,26 @@ class DeviceDecoder:
     ) -> Tensor:
         """What the rest of a layer still has to add to the stream: of the output projection and the
         feed-forward part."""
-        assert spec.mlp is not None
         if self.spec.is_parallel:
             x = self._read(stream, None, weights.before_mlp)
             branch = self._normalised(weights.output(attended), weights.after_attention)
-            branch += self._normalised(self._mlp(x, spec.mlp, weights), weights.after_mlp)
+            branch += self._normalised(self._feed_forward(x, spec, weights), weights.after_mlp)
             return branch
         branch = self._normalised(weights.output(attended), weights.after_attention)
         x = self._read(stream, branch, weights.before_mlp)
-        return self._normalised(self._mlp(x, spec.mlp, weights), weights.after_mlp)
+        return self._normalised(self._feed_forward(x, spec, weights), weights.after_mlp)
 
-    def _mlp(self, x: Tensor, mlp: MlpSpec, weights: DeviceLayer) -> Tensor:
-        return weights.mlp.down(self.ops.activated(weights.mlp.up(x), mlp))
+    def _feed_forward(self, x: Tensor, spec: LayerSpec, weights: DeviceLayer) -> Tensor:
+        own = None
+        if spec.mlp is not None:
+            assert weights.mlp is not None
+            own = weights.mlp.down(self.ops.activated(weights.mlp.up(x), spec.mlp))
+        if spec.experts is None:
+            assert own is not None
+            return own
+        assert weights.experts is not None
+        logits = weights.experts.router.in_fp32(x)
+        return self.ops.mixed(x, logits, weights.experts.tensors, spec.experts, own)
 
     def _read(self, stream: Tensor, added: Tensor | None, norm: NormWeights | None) -> Tensor:
         """The stream as a block reads it, once ``added`` is in it."""

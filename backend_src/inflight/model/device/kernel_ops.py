@@ -10,12 +10,15 @@ from torch import Tensor
 
 from inflight.kernels import activations, blocks, rope
 from inflight.kernels import attention as paged
+from inflight.kernels.combine import combine
+from inflight.kernels.expert_linears import expert_gate_ups, expert_linears
 from inflight.kernels.launch import AttentionLaunches
 from inflight.kernels.likeliest import likeliest, likeliest_parts
 from inflight.kernels.rms_norm import rms_norm
-from inflight.model.device.ops import LayerRules
+from inflight.kernels.routing import Routing, route
+from inflight.model.device.ops import ExpertTensors, LayerRules
 from inflight.model.device.rows import DeviceRows
-from inflight.model.fused.spec import DecoderSpec, MlpSpec
+from inflight.model.fused.spec import DecoderSpec, ExpertsSpec, MlpSpec
 
 
 class KernelOps:
@@ -45,6 +48,32 @@ class KernelOps:
             activations.gated_product(x, out, mlp.activation)
         else:
             activations.activate(x, out, mlp.activation)
+        return out
+
+    def mixed(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        tensors: ExpertTensors,
+        experts: ExpertsSpec,
+        shared: Tensor | None,
+    ) -> Tensor:
+        num_rows, hidden_size = x.shape
+        routing = Routing.allocate(
+            num_rows,
+            num_experts=experts.num_experts,
+            num_chosen=experts.num_experts_per_token,
+            num_shared=0 if shared is None else 1,
+            device=x.device,
+        )
+        route(logits, routing, is_softmax_of_chosen=experts.is_softmax_of_chosen)
+        num_results = num_rows * experts.num_experts_per_token
+        inner = x.new_empty(num_results, experts.mlp.intermediate_size)
+        expert_gate_ups(x, tensors.gate_ups, routing, inner, experts.mlp.gated_activation)
+        results = x.new_empty(num_results, hidden_size)
+        expert_linears(inner, tensors.downs, routing, results)
+        out = torch.empty_like(x)
+        combine(results, routing, shared, out)
         return out
 
     def attend(self, qkv: Tensor, cache: Tensor, rows: DeviceRows, rules: LayerRules) -> Tensor:

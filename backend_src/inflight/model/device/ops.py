@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from inflight.model.device.rows import DeviceRows
-from inflight.model.fused.spec import MlpSpec
+from inflight.model.fused.spec import ExpertsSpec, MlpSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,9 +30,19 @@ class LayerRules:
     sinks: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertTensors:
+    """The linears of E experts, contiguous and of the dtype of the activations."""
+
+    gate_ups: Tensor
+    """[E, 2 * intermediate_size, hidden_size]: first the rows of the gate."""
+    downs: Tensor
+    """[E, hidden_size, intermediate_size]."""
+
+
 class DeviceOps(Protocol):
-    """None of them waits for the device, but the reference's attention. The KV storage is that of
-    ``kernels/kv_layout.py``."""
+    """None of them waits for the device, but the reference's attention and experts. The KV storage
+    is that of ``kernels/kv_layout.py``."""
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, delta: Tensor | None = None
@@ -44,6 +54,20 @@ class DeviceOps(Protocol):
     def activated(self, x: Tensor, mlp: MlpSpec) -> Tensor:
         """[T, intermediate_size]: activation(gate) * up of x [T, 2 * intermediate_size], or without
         a gate the activation of x."""
+        ...
+
+    def mixed(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        tensors: ExpertTensors,
+        experts: ExpertsSpec,
+        shared: Tensor | None,
+    ) -> Tensor:
+        """[T, hidden_size], new, in x's dtype: what the experts of each row of x make of it, added
+        up as ExpertsSpec says. logits fp32[T, E]; where there is a shared expert, which has made
+        ``shared`` [T, hidden_size], fp32[T, E + 1]: it counts times the sigmoid of the last one. No
+        row changes another."""
         ...
 
     def attend(self, qkv: Tensor, cache: Tensor, rows: DeviceRows, rules: LayerRules) -> Tensor:

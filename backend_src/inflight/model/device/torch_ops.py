@@ -1,6 +1,7 @@
 """TorchOps: a decoder's operations written out in torch; the reference, on any device.
 
-Its attention looks at lengths on the host, once for each sequence, and so waits for the device.
+Its attention looks at lengths on the host, once for each sequence, and its experts look there for
+their rows: both wait for the device.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.model.device.ops import LayerRules
+from inflight.model.device.ops import ExpertTensors, LayerRules
 from inflight.model.device.rows import DeviceRows
-from inflight.model.fused.spec import MlpSpec
+from inflight.model.fused.spec import ExpertsSpec, MlpSpec
 
 
 class TorchOps:
@@ -35,6 +36,31 @@ class TorchOps:
         else:
             active = F.gelu(gate, approximate="tanh" if mlp.activation == "gelu_tanh" else "none")
         return (active if up is None else active * up).to(x.dtype)
+
+    def mixed(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        tensors: ExpertTensors,
+        experts: ExpertsSpec,
+        shared: Tensor | None,
+    ) -> Tensor:
+        of_experts = logits[:, : experts.num_experts]
+        # A stable sort, unlike topk, says which of equal logits comes first.
+        order = of_experts.sort(dim=-1, descending=True, stable=True).indices
+        chosen = order[:, : experts.num_experts_per_token]
+        weights = of_experts.softmax(-1).gather(1, chosen)
+        if experts.is_softmax_of_chosen:
+            weights /= weights.sum(-1, keepdim=True)
+        results = x.new_empty(*chosen.shape, x.shape[1])
+        for expert in range(experts.num_experts):
+            rows, places = (chosen == expert).nonzero(as_tuple=True)
+            inner = self.activated(F.linear(x[rows], tensors.gate_ups[expert]), experts.mlp)
+            results[rows, places] = F.linear(inner, tensors.downs[expert])
+        total = (results.float() * weights[..., None]).sum(1)
+        if shared is not None:
+            total += logits[:, -1:].sigmoid() * shared
+        return total.to(x.dtype)
 
     def attend(self, qkv: Tensor, cache: Tensor, rows: DeviceRows, rules: LayerRules) -> Tensor:
         heads = qkv.float().view(len(qkv), -1, rules.head_dim)

@@ -15,8 +15,9 @@ from inflight.model.device.linears import (
     Fp8Linear,
     ScaledProduct,
 )
+from inflight.model.device.ops import ExpertTensors
 from inflight.model.fused.decoder_tensors import DecoderTensors, LinearRows, NormWeights
-from inflight.model.fused.spec import DecoderSpec, MlpSpec
+from inflight.model.fused.spec import DecoderSpec, ExpertsSpec, MlpSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,8 +28,15 @@ class DeviceMlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceExperts:
+    router: DenseLinear
+    """A row for each expert, and where there is a shared expert a last one for its gate."""
+    tensors: ExpertTensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceLayer:
-    """As LayerWeights of ``fused/weights.py``, without experts."""
+    """As LayerWeights of ``fused/weights.py``."""
 
     before_attention: NormWeights | None
     after_attention: NormWeights | None
@@ -38,7 +46,8 @@ class DeviceLayer:
     k_norm: Tensor | None
     qkv: DeviceLinear
     output: DeviceLinear
-    mlp: DeviceMlp
+    mlp: DeviceMlp | None
+    experts: DeviceExperts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,9 +84,9 @@ def load_device_weights(
     *,
     on_layer: Callable[[int], None] = lambda layer: None,
 ) -> DeviceWeights:
-    """Where ``tensors`` puts them; ``spec`` has no experts. ``on_layer`` is called when a layer is
-    there. Raises CheckpointError as DecoderTensors does, RuntimeError (torch.OutOfMemoryError on a
-    GPU) where there is no room."""
+    """Where ``tensors`` puts them; with experts ``form`` is not fp8. ``on_layer`` is called when a
+    layer is there. Raises CheckpointError as DecoderTensors does, RuntimeError
+    (torch.OutOfMemoryError on a GPU) where there is no room."""
     embedding = tensors.embedding().to(form.dtype)
     layers = []
     for i in range(len(spec.layers)):
@@ -95,13 +104,11 @@ def load_device_weights(
 
 
 def _layer(tensors: DecoderTensors, spec: DecoderSpec, form: WeightFormat, i: int) -> DeviceLayer:
-    norms, mlp = spec.norms, spec.layers[i].mlp
-    assert mlp is not None and spec.layers[i].experts is None
+    norms, mlp, experts = spec.norms, spec.layers[i].mlp, spec.layers[i].experts
 
     def linear(rows: LinearRows) -> DeviceLinear:
         return form.linear(rows.weight, rows.bias)
 
-    name = tensors.mlp_name(i)
     return DeviceLayer(
         before_attention=tensors.norm(i, norms.before_attention),
         after_attention=tensors.norm(i, norms.after_attention),
@@ -111,16 +118,41 @@ def _layer(tensors: DecoderTensors, spec: DecoderSpec, form: WeightFormat, i: in
         k_norm=tensors.k_norm(i),
         qkv=linear(tensors.qkv(i)),
         output=linear(tensors.output(i)),
-        mlp=DeviceMlp(
-            up=_gate_up(tensors, form, name, mlp)
-            if mlp.is_gated
-            else linear(tensors.up(name, mlp)),
-            down=linear(tensors.down(name, mlp)),
-        ),
+        mlp=None if mlp is None else _mlp(tensors, form, tensors.mlp_name(i), mlp),
+        experts=None if experts is None else _experts(tensors, spec, experts, form.dtype, i),
     )
 
 
-def _gate_up(tensors: DecoderTensors, form: WeightFormat, name: str, mlp: MlpSpec) -> DeviceLinear:
-    rows = tensors.gate_up(name, mlp)
-    bias = None if rows.biases is None else torch.cat(rows.biases)
-    return form.linear(torch.cat((rows.gate, rows.up)), bias)
+def _mlp(tensors: DecoderTensors, form: WeightFormat, name: str, mlp: MlpSpec) -> DeviceMlp:
+    if mlp.is_gated:
+        both = tensors.gate_up(name, mlp)
+        bias = None if both.biases is None else torch.cat(both.biases)
+        up = form.linear(torch.cat((both.gate, both.up)), bias)
+    else:
+        rows = tensors.up(name, mlp)
+        up = form.linear(rows.weight, rows.bias)
+    down = tensors.down(name, mlp)
+    return DeviceMlp(up=up, down=form.linear(down.weight, down.bias))
+
+
+def _experts(
+    tensors: DecoderTensors,
+    spec: DecoderSpec,
+    experts: ExpertsSpec,
+    dtype: torch.dtype,
+    i: int,
+) -> DeviceExperts:
+    """Each expert goes into its place as it is read, so nothing lies there twice."""
+    router = tensors.router(i).to(dtype)
+    n, k = experts.mlp.intermediate_size, spec.hidden_size
+    gate_ups = router.new_empty(experts.num_experts, 2 * n, k)
+    downs = router.new_empty(experts.num_experts, k, n)
+    for expert in range(experts.num_experts):
+        name = tensors.expert_name(i, expert)
+        both = tensors.gate_up(name, experts.mlp)
+        gate_ups[expert, :n] = both.gate
+        gate_ups[expert, n:] = both.up
+        downs[expert] = tensors.down(name, experts.mlp).weight
+    return DeviceExperts(
+        router=DenseLinear(router, None), tensors=ExpertTensors(gate_ups=gate_ups, downs=downs)
+    )
