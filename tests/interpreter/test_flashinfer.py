@@ -39,6 +39,9 @@ from inflight.model.fused.families import decoder_spec  # noqa: E402
 from inflight.model.runner import PackedInputs  # noqa: E402
 from tests.fakes import fake_flashinfer  # noqa: E402
 from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_config  # noqa: E402
+from tests.gpu import flashinfer as stage  # noqa: E402
+from tests.gpu.kernel_works import SMALL  # noqa: E402
+from tests.gpu.rows import Outcome  # noqa: E402
 from tests.interpreter.case import Case  # noqa: E402
 from tests.interpreter.flashinfer_cases import flashinfer_cases  # noqa: E402
 from tests.numeric.device_driver import context, generation, logits_of, packed  # noqa: E402
@@ -245,3 +248,17 @@ def test_the_workspace_holds_what_the_planner_may_want(monkeypatch: pytest.Monke
     # 66 tiles of 128 rows for each of 64 heads, 129 numbers of 4 bytes.
     assert workspace_bytes(wide, CPU) == 66 * 128 * 64 * 129 * 4 + (1 << 20)
     assert workspace_bytes(SHAPE, CPU) == 128 << 20
+
+
+def test_the_stage_for_a_card_has_a_row_for_each_case_and_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = tuple(flashinfer_cases())[:2]
+    assert [row.outcome for row in stage.equality(cases, CPU)] == [Outcome.OK] * 2
+    launches = default_launches(64, torch.bfloat16)
+    rows = list(stage.speed(SMALL, launches, CPU))
+    assert len(rows) == len(SMALL.generations) + len(SMALL.contexts)
+    assert all(row.value and "of our kernels' time" in row.note for row in rows)
+    monkeypatch.setattr(fake_flashinfer, "BatchPrefillWithPagedKVCacheWrapper", None)
+    failed = [*stage.equality(cases, CPU), *stage.speed(SMALL, launches, CPU)]
+    assert [row.outcome for row in failed] == [Outcome.FAILED] * 3
