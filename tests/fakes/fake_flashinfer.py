@@ -43,6 +43,7 @@ class _Wrapper:
         assert num_heads % num_kv_heads == 0 and head_dim in (64, 128, 256)
         assert scores[1] >= -1 and (scores[2] is None or scores[2] >= 0)
         assert dtypes[0] == dtypes[1] and dtypes[0] in (torch.float16, torch.bfloat16)
+        self.window_left = scores[1]
         self._pages, self._sizes, self._scores, self._dtype = pages, sizes, scores, dtypes[0]
         self.num_plans += 1
 

@@ -38,7 +38,7 @@ from inflight.model.device.torch_ops import TorchOps  # noqa: E402
 from inflight.model.fused.families import decoder_spec  # noqa: E402
 from inflight.model.runner import PackedInputs  # noqa: E402
 from tests.fakes import fake_flashinfer  # noqa: E402
-from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_config  # noqa: E402
+from tests.fakes.tiny_models import SLIDING_WINDOW, save_tiny_checkpoint, tiny_config  # noqa: E402
 from tests.gpu import flashinfer as stage  # noqa: E402
 from tests.gpu.kernel_works import SMALL  # noqa: E402
 from tests.gpu.rows import Outcome  # noqa: E402
@@ -96,23 +96,21 @@ def rules(**changes: Any) -> LayerRules:
     return LayerRules(**values | changes)
 
 
+CONTEXTS = Phases(contexts=True, generations=False)
+GENERATIONS = Phases(contexts=False, generations=True)
+WINDOW_AND_SOFTCAP = {"sliding_window": 7, "softcap": 1.5}
+
+
 @pytest.mark.parametrize(
-    "phases",
+    ("phases", "changes"),
     [
-        BOTH_PHASES,
-        Phases(contexts=True, generations=False),
-        Phases(contexts=False, generations=True),
+        (BOTH_PHASES, {}),
+        (BOTH_PHASES, WINDOW_AND_SOFTCAP),
+        (CONTEXTS, WINDOW_AND_SOFTCAP),
+        (GENERATIONS, WINDOW_AND_SOFTCAP),
+        (BOTH_PHASES, {"sinks": torch.linspace(-1.0, 2.0, 6)}),
     ],
-    ids=["both", "contexts", "generations"],
-)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"sliding_window": 7, "softcap": 1.5},
-        {"sinks": torch.linspace(-1.0, 2.0, 6)},
-    ],
-    ids=["plain", "window and soft-cap", "sinks, which stay with our kernels"],
+    ids=["both", "both with rules", "contexts", "generations", "sinks stay with our kernels"],
 )
 def test_a_layer_attends_as_the_reference_does(phases: Phases, changes: dict[str, Any]) -> None:
     runtime, own = PlainRuntime(CPU), rules(**changes)
@@ -164,34 +162,28 @@ def wrappers(runner: DeviceRunner, kind: int = 0) -> tuple[Any, Any]:
     return contexts, generations
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
-def test_a_runner_has_the_logits_of_the_reference(model_type: str, tmp_path: Path) -> None:
-    runners = [
-        runner_of(tmp_path, model_type, attention_backend=backend, cuda_graph_mode=False)
-        for backend in ("flashinfer", "torch")
-    ]
-    for inputs in (context(0, 1, end=21), generation(0, at=21), mixed()):
-        got, want = (logits_of(runner, inputs) for runner in runners)
-        assert np.isfinite(got).all() and np.abs(got - want).max() <= 0.02 * want.std()
-
-
 def mixed() -> PackedInputs:
     return packed((2, Phase.CONTEXT, 0, 9), (1, Phase.GENERATION, 21, 22))
 
 
-def test_an_iteration_is_planned_once_for_all_layers_of_a_kind(tmp_path: Path) -> None:
-    runner = runner_of(tmp_path, cuda_graph_mode=False)
-    contexts, generations = wrappers(runner)
-    before = [(part.num_plans, part.num_runs) for part in (contexts, generations)]
-    runner.forward(mixed())
-    after = [(part.num_plans, part.num_runs) for part in (contexts, generations)]
-    assert [np.subtract(b, a).tolist() for a, b in zip(before, after, strict=True)] == [[1, 2]] * 2
-
-
-def test_kinds_of_layers_are_planned_apart(tmp_path: Path) -> None:
-    runner = runner_of(tmp_path, "gemma2", cuda_graph_mode=False)
-    parts = [wrappers(runner, kind)[0] for kind in (0, 1)]
-    assert [part._scores[1] for part in parts] == [7, -1]
+def test_a_runner_plans_once_for_layers_of_a_kind_and_has_the_logits_of_the_reference(
+    tmp_path: Path,
+) -> None:
+    flashinfer, reference = (
+        runner_of(tmp_path, "gemma2", attention_backend=backend, cuda_graph_mode=False)
+        for backend in ("flashinfer", "torch")
+    )
+    parts = [part for kind in (0, 1) for part in wrappers(flashinfer, kind)]
+    assert [part.window_left for part in parts] == [SLIDING_WINDOW - 1] * 2 + [-1] * 2
+    for inputs, planned in (
+        (context(0, 1, end=21), [1, 0, 1, 0]),
+        (generation(0, at=21), [0, 1, 0, 1]),
+        (mixed(), [1, 1, 1, 1]),
+    ):
+        before = [part.num_plans for part in parts]
+        got, want = logits_of(flashinfer, inputs), logits_of(reference, inputs)
+        assert np.isfinite(got).all() and np.abs(got - want).max() <= 0.02 * want.std()
+        assert np.subtract([part.num_plans for part in parts], before).tolist() == planned
 
 
 def test_graphs_keep_our_kernels(tmp_path: Path) -> None:
