@@ -144,9 +144,19 @@ class Failing(fake_flashinfer.BatchDecodeWithPagedKVCacheWrapper):
         raise RuntimeError("nvcc was not found")
 
 
+class Older:
+    def __init__(self, workspace: torch.Tensor, layout: str) -> None:
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("wrapper", "reason"),
-    [(Wrong, "differs from our kernels by"), (Silent, "by nan"), (Failing, "nvcc was not found")],
+    [
+        (Older, "unexpected keyword argument"),
+        (Wrong, "differs from our kernels by"),
+        (Silent, "by nan"),
+        (Failing, "nvcc was not found"),
+    ],
 )
 def test_what_does_not_work_leaves_our_kernels_and_says_so(
     wrapper: type,
@@ -163,6 +173,18 @@ def test_what_does_not_work_leaves_our_kernels_and_says_so(
     assert not file.exists()
     with pytest.raises(ConfigError, match=f"attention_backend: flashinfer: .*{reason}"):
         chosen_phases(file, SHAPE, KINDS, RUNTIME, is_forced=True)
+
+
+def test_what_fails_while_it_is_measured_leaves_our_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stopped(run: Callable[[], None]) -> float:
+        raise RuntimeError("a larger workspace is needed")
+
+    monkeypatch.setattr(choice.triton.testing, "do_bench", stopped)
+    with caplog.at_level(logging.WARNING):
+        compare(tmp_path / "kernels.json", SHAPE, KINDS, RUNTIME)
+    assert "a larger workspace is needed: our own kernels attend" in caplog.text
 
 
 def test_where_it_is_not_installed_nothing_is_measured(

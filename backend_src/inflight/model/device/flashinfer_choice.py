@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,8 +80,10 @@ class Contest:
         kinds: Sequence[ScoreKind],
         runtime: DeviceRuntime,
     ) -> None:
-        """``file``: of measured launches. Raises as FlashInferAttention does."""
-        self.attention = FlashInferAttention(shape, kinds, runtime)
+        """``file``: of measured launches. Raises as FlashInferAttention does, and ConfigError for
+        what else FlashInfer fails with."""
+        with _blamed():
+            self.attention = FlashInferAttention(shape, kinds, runtime)
         self._shape = shape
         self._kinds = tuple(kinds)
         self._device = runtime.device
@@ -99,27 +102,22 @@ class Contest:
             tensors = make_load(load, self._shape, self._device)
             for kind in self._kinds:
                 theirs, ours = torch.empty_like(tensors.out), torch.empty_like(tensors.out)
-                try:
+                self._ours(tensors, kind, ours)()
+                with _blamed():
                     self._theirs(tensors, kind, theirs)()
-                    self._ours(tensors, kind, ours)()
                     difference = float((theirs.float() - ours.float()).abs().max())
-                except Exception as error:
-                    raise ConfigError(
-                        f"attention_backend: flashinfer: {one_line(error)}"
-                    ) from error
                 if not difference <= MOST_DIFFERENCE:
-                    raise ConfigError(
-                        "attention_backend: flashinfer: differs from our kernels by "
-                        f"{difference:.2g}"
-                    )
+                    raise _refused(f"differs from our kernels by {difference:.2g}")
 
     def ratio(self, loads: Iterable[Load], measure: Measure) -> float:
-        """FlashInfer's time by ours, as the geometric mean over loads and kinds."""
+        """FlashInfer's time by ours, as the geometric mean over loads and kinds. Raises ConfigError
+        as ``try_out``."""
         logarithms = []
         for load in loads:
             tensors = make_load(load, self._shape, self._device)
             for kind in self._kinds:
-                theirs = measure(self._theirs(tensors, kind, tensors.out))
+                with _blamed():
+                    theirs = measure(self._theirs(tensors, kind, tensors.out))
                 ours = measure(self._ours(tensors, kind, tensors.out))
                 logarithms.append(math.log(theirs / ours))
         return math.exp(sum(logarithms) / len(logarithms))
@@ -137,6 +135,22 @@ class Contest:
     def _ours(self, tensors: LoadTensors, kind: ScoreKind, out: Tensor) -> Callable[[], None]:
         query, cache, rows = tensors.query, tensors.cache, tensors.rows
         return lambda: attend(query, cache, rows, kind, out, self._plan)
+
+
+def _refused(reason: str) -> ConfigError:
+    return ConfigError(f"attention_backend: flashinfer: {reason}")
+
+
+@contextmanager
+def _blamed() -> Iterator[None]:
+    """Whatever a library of many versions raises in here becomes a ConfigError, but that there is
+    no memory left."""
+    try:
+        yield
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise _refused(one_line(error)) from error
 
 
 def score_kinds(spec: DecoderSpec) -> tuple[ScoreKind, ...]:
@@ -161,7 +175,7 @@ def chosen_phases(
     reason = unsupported_reason(shape, runtime.device)
     if is_forced:
         if reason is not None:
-            raise ConfigError(f"attention_backend: flashinfer: {reason}")
+            raise _refused(reason)
         Contest(file, shape, kinds, runtime).try_out()
         return BOTH_PHASES
     if reason is not None:
@@ -192,10 +206,9 @@ def compare(
         on_start()
         contest = Contest(file, shape, kinds, runtime)
         contest.try_out()
+        measure_phases(file, contest, entry)
     except ConfigError as error:
         _LOG.warning("%s: our own kernels attend", error)
-        return
-    measure_phases(file, contest, entry)
 
 
 def measure_phases(
@@ -207,7 +220,8 @@ def measure_phases(
     loads: tuple[Iterable[Load], Iterable[Load]] = (CONTEXT_LOADS, GENERATION_LOADS),
 ) -> None:
     """Writes under ``entry`` of ``file`` how the two compare on ``loads`` (contexts, generations).
-    ``measure``: None for the card's own clock. Raises OSError when the file cannot be written."""
+    ``measure``: None for the card's own clock. Raises OSError when the file cannot be written,
+    ConfigError as ``Contest.ratio``."""
     clock: Measure = triton.testing.do_bench if measure is None else measure
     contexts, generations = (contest.ratio(some, clock) for some in loads)
     store_entry(file, entry, {"contexts": contexts, "generations": generations})
