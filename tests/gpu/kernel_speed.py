@@ -18,14 +18,14 @@ from pathlib import Path
 
 import torch
 
-from inflight.kernels.tuning import AttentionShape, launches_for, tune
+from inflight.kernels.tuning import launches_for, tune
 from tests.gpu.expert_works import QWEN3, SMALL_EXPERTS, expert_works
 from tests.gpu.kernel_works import (
-    DTYPE,
     LLAMA,
     SMALL,
     Work,
     attention,
+    attention_shape,
     copy_work,
     elementwise,
     product_work,
@@ -50,13 +50,7 @@ def main() -> None:
     sizes = SMALL if options.cpu else LLAMA
     copy = ceiling(copy_work(sizes, device), device)
     product = ceiling(product_work(sizes, device), device)
-    shape = AttentionShape(
-        num_heads=sizes.heads[0],
-        num_kv_heads=sizes.heads[1],
-        head_dim=sizes.head_dim,
-        tokens_per_block=sizes.tokens_per_block,
-        dtype=DTYPE,
-    )
+    shape = attention_shape(sizes)
     if options.tune and not options.cpu:
         tune(options.tune, shape, device)
     launches = launches_for(options.tune, shape, device)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from inflight.kernels.activations import gated_product
-from inflight.kernels.attention import AttentionPlan, AttentionRows, attend
+from inflight.kernels.attention import AttentionPlan, attend
 from inflight.kernels.blocks import copy_blocks
 from inflight.kernels.kv_layout import KvShape
 from inflight.kernels.launch import AttentionLaunches
 from inflight.kernels.likeliest import likeliest, likeliest_parts
 from inflight.kernels.rms_norm import rms_norm
 from inflight.kernels.rope import rope_and_write
+from inflight.kernels.tuning import AttentionShape, Load, make_load
+from inflight.model.device.flashinfer_attention import FlashInferAttention, ScoreKind
+from inflight.model.device.flashinfer_choice import HostSequences
+from tests.interpreter.flashinfer_cases import runtime_of
 
 DTYPE = torch.bfloat16
 
@@ -172,35 +177,7 @@ def storage(sizes: Sizes, device: torch.device) -> Iterator[Work]:
 
 
 def attention(sizes: Sizes, launches: AttentionLaunches, device: torch.device) -> Iterator[Work]:
-    for sequences, length in sizes.generations:
-        yield attention_work(sizes, launches, device, (sequences, 1, length))
-    for sequences, rows, length in sizes.contexts:
-        yield attention_work(sizes, launches, device, (sequences, rows, length))
-
-
-def attention_work(
-    sizes: Sizes,
-    launches: AttentionLaunches,
-    device: torch.device,
-    load: tuple[int, int, int],
-) -> Work:
-    sequences, rows, length = load
     heads, kv_heads = sizes.heads
-    blocks = -(-length // sizes.tokens_per_block)
-    layout = KvShape(num_layers=1, num_kv_heads=kv_heads, head_dim=sizes.head_dim, dtype=DTYPE)
-    cache = layout.allocate(sequences * blocks, sizes.tokens_per_block, device)[0]
-    cache.normal_()
-    query = torch.randn(sequences * rows, heads, sizes.head_dim, device=device).to(DTYPE)
-    out = torch.empty_like(query)
-    is_context = rows > 1
-    iteration = AttentionRows(
-        cu_seqlens_q=(torch.arange(sequences + 1, device=device) * rows).int(),
-        context_lens=torch.full((sequences,), length, device=device).int(),
-        block_tables=torch.randperm(sequences * blocks, device=device).int().view(sequences, -1),
-        num_context_sequences=sequences if is_context else 0,
-        num_context_tokens=sequences * rows if is_context else 0,
-        longest=length,
-    )
     plan = AttentionPlan.allocate(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -208,13 +185,67 @@ def attention_work(
         launches=launches,
         device=device,
     )
-    rules = Rules(num_heads=heads, head_dim=sizes.head_dim, scale=sizes.head_dim**-0.5)
-    seen = sequences * sum(range(length - rows + 1, length + 1))
-    num_bytes = sequences * length * layout.bytes_per_token
-    words = f"{sequences} contexts of {rows} rows" if is_context else f"{sequences} generations"
+    for load in loads(sizes):
+        tensors, rules = make_load(load, attention_shape(sizes), device), rules_of(sizes)
+        yield attention_work(
+            sizes,
+            load,
+            "attend",
+            partial(attend, tensors.query, tensors.cache, tensors.rows, rules, tensors.out, plan),
+        )
+
+
+def flashinfer(sizes: Sizes, device: torch.device) -> Iterator[Work]:
+    """The same loads. Raises whatever FlashInfer fails with."""
+    runtime, rules = runtime_of(device), ScoreKind.of(rules_of(sizes))
+    theirs = FlashInferAttention(attention_shape(sizes), [rules], runtime)
+    for load in loads(sizes):
+        tensors = make_load(load, attention_shape(sizes), device)
+        theirs.plan(HostSequences.of(tensors.rows))
+        run = theirs.attend_contexts if load.rows > 1 else theirs.attend_generations
+        yield attention_work(
+            sizes,
+            load,
+            "attend by FlashInfer",
+            partial(run, tensors.query, tensors.cache, rules, tensors.out),
+        )
+
+
+def attention_shape(sizes: Sizes) -> AttentionShape:
+    heads, kv_heads = sizes.heads
+    return AttentionShape(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=sizes.head_dim,
+        tokens_per_block=sizes.tokens_per_block,
+        dtype=DTYPE,
+    )
+
+
+def rules_of(sizes: Sizes) -> Rules:
+    return Rules(num_heads=sizes.heads[0], head_dim=sizes.head_dim, scale=sizes.head_dim**-0.5)
+
+
+def loads(sizes: Sizes) -> Iterator[Load]:
+    for sequences, length in sizes.generations:
+        yield Load(sequences=sequences, rows=1, length=length)
+    for sequences, rows, length in sizes.contexts:
+        yield Load(sequences=sequences, rows=rows, length=length)
+
+
+def attention_work(sizes: Sizes, load: Load, what: str, run: Callable[[], object]) -> Work:
+    heads, kv_heads = sizes.heads
+    is_context = load.rows > 1
+    seen = load.sequences * sum(range(load.length - load.rows + 1, load.length + 1))
+    num_bytes = 2 * load.sequences * load.length * kv_heads * sizes.head_dim * DTYPE.itemsize
+    words = (
+        f"{load.sequences} contexts of {load.rows} rows"
+        if is_context
+        else f"{load.sequences} generations"
+    )
     return Work(
-        what=f"attend {words}, {length} tokens",
-        run=lambda: attend(query, cache, iteration, rules, out, plan),
+        what=f"{what} {words}, {load.length} tokens",
+        run=run,
         num_bytes=0.0 if is_context else num_bytes,
         operations=4.0 * seen * heads * sizes.head_dim if is_context else 0.0,
         note="" if is_context or num_bytes > 1 << 27 else "may fit into the L2 cache",

@@ -37,3 +37,6 @@ STAGES = (
     Stage(name="engine_speed", title="Engine", seconds=240, cpu_seconds=90),
     Stage(name="streaming", title="Streaming", seconds=110, cpu_seconds=120),
 )
+
+OPTIONAL_STAGES = (Stage(name="flashinfer", title="FlashInfer", seconds=400, cpu_seconds=30),)
+"""Run only where they are asked for."""

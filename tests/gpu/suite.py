@@ -20,7 +20,13 @@ from pathlib import Path
 from tests.gpu.environment import CARD
 from tests.gpu.rows import Outcome, Row
 from tests.gpu.stage_process import run_stage
-from tests.gpu.stages import CPU_SUITE_SECONDS, STAGES, SUITE_SECONDS, Stage
+from tests.gpu.stages import (
+    CPU_SUITE_SECONDS,
+    OPTIONAL_STAGES,
+    STAGES,
+    SUITE_SECONDS,
+    Stage,
+)
 from tests.gpu.table import Report, as_json, as_markdown, as_text
 
 LEAST_STAGE_SECONDS = 5.0
@@ -102,7 +108,7 @@ def main() -> None:
         environment=os.environ,
         say=lambda line: print(line, flush=True),
     )
-    wanted = [stage for stage in STAGES if stage.name in (options.only or _names())]
+    wanted = wanted_stages(options.only)
     try:
         suite.run(wanted)
     except KeyboardInterrupt:
@@ -116,15 +122,19 @@ def main() -> None:
     sys.exit(1 if report.count(Outcome.FAILED) or len(suite.results) < len(wanted) else 0)
 
 
-def _names() -> list[str]:
-    return [stage.name for stage in STAGES]
+def wanted_stages(names: Sequence[str] | None) -> list[Stage]:
+    """Those of ``names``; None: the usual ones."""
+    if names is None:
+        return list(STAGES)
+    return [stage for stage in (*STAGES, *OPTIONAL_STAGES) if stage.name in names]
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/gpu/run.sh", description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="a CPU stand-in, in small")
     parser.add_argument("--seconds", type=float, help="the budget of all stages together")
-    parser.add_argument("--only", nargs="+", choices=_names(), metavar="NAME", help="these stages")
+    names = [stage.name for stage in (*STAGES, *OPTIONAL_STAGES)]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these stages")
     parser.add_argument("--out", type=Path, default=Path("results/gpu"), help="for JSON, Markdown")
     return parser.parse_args()
 

@@ -85,11 +85,18 @@ def test_runner_fused_is_no_wish_but_an_order(tmp_path: Path) -> None:
         load_runner(tiny_checkpoint(tmp_path), runner="fused", kv_cache_dtype="int8")
 
 
-def test_triton_kernels_are_nobody_elses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
+def test_kernels_of_a_gpu_are_nobody_elses(backend: str, tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path)
     for keys in ({"runner": "hf"}, {"device": "cpu"}):
-        with pytest.raises(ConfigError, match="attention_backend: triton: only the fused runner"):
-            load_runner(directory, attention_backend="triton", **keys)
+        with pytest.raises(ConfigError, match=f"attention_backend: {backend}: only the fused"):
+            load_runner(directory, attention_backend=backend, **keys)
+
+
+def test_flashinfer_is_no_wish_but_an_order(tmp_path: Path, hf_loads: list[str]) -> None:
+    with pytest.raises(ConfigError, match="attention_backend: flashinfer: experts are not"):
+        load_runner(tiny_checkpoint(tmp_path, "mixtral"), attention_backend="flashinfer")
+    assert not hf_loads
 
 
 def test_a_gpu_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

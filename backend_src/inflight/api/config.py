@@ -76,11 +76,11 @@ class InflightConfig(BaseModel):
         "Triton-language ones; hf: transformers' classes; auto: fused where it serves the "
         "checkpoint, else hf",
     )
-    attention_backend: Literal["auto", "cpu", "torch", "triton"] = Field(
+    attention_backend: Literal["auto", "cpu", "torch", "triton", "flashinfer"] = Field(
         "auto",
         description="Attention of the hf runner: cpu: native kernels; torch: the reference; "
-        "auto: cpu where it can. Kernels of the fused runner on a GPU: triton (auto), or torch, "
-        "which is slow",
+        "auto: cpu where it can. Of the fused runner on a GPU: triton: our kernels; flashinfer: "
+        "that library, where it is installed; auto: the faster; torch: slow",
     )
     cuda_graph_mode: bool = Field(
         True, description="GPU: iterations of generations alone run as captured CUDA graphs"

@@ -121,12 +121,12 @@ def attend(
     )
     assert query.dtype == cache.dtype and cache.is_contiguous() and cache.shape[4] == query.shape[2]
     if rows.num_context_sequences and rows.num_context_tokens:
-        _attend_contexts(query, cache, rows, rules, out, plan)
+        attend_contexts(query, cache, rows, rules, out, plan)
     if rows.num_generations:
-        _attend_generations(query, cache, rows, rules, out, plan)
+        attend_generations(query, cache, rows, rules, out, plan)
 
 
-def _attend_contexts(
+def attend_contexts(
     query: Tensor,
     cache: Tensor,
     rows: AttentionRows,
@@ -134,6 +134,7 @@ def _attend_contexts(
     out: Tensor,
     plan: AttentionPlan,
 ) -> None:
+    """``attend`` for the rows of contexts, of which there are some."""
     group_block = power_of_2(query.shape[1] // cache.shape[2])
     tile_rows = max(plan.context.rows, group_block, SMALLEST_TILE)
     tokens = tile_rows // group_block
@@ -155,7 +156,7 @@ def _attend_contexts(
     )
 
 
-def _attend_generations(
+def attend_generations(
     query: Tensor,
     cache: Tensor,
     rows: AttentionRows,
@@ -163,6 +164,7 @@ def _attend_generations(
     out: Tensor,
     plan: AttentionPlan,
 ) -> None:
+    """``attend`` for the generations, of which there are some."""
     num_heads, num_kv_heads, head_dim = query.shape[1], cache.shape[2], query.shape[2]
     # One token is a tile: what its heads do not fill of it stays empty.
     tile_rows = max(power_of_2(num_heads // num_kv_heads), SMALLEST_TILE)

@@ -31,7 +31,8 @@ class KvShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     def allocate(self, num_blocks: int, tokens_per_block: int, device: torch.device) -> Tensor:
-        """The storage, not filled: nobody reads a slot that was not written.
+        """The storage, all zeros. Our kernels never let a slot that was not written into a result;
+        a library that multiplies what it masks by 0 would let NaN in.
 
         Raises RuntimeError (torch.OutOfMemoryError on a GPU) when there is no room.
         """
@@ -39,7 +40,7 @@ class KvShape:
         size = (
             self.num_layers, 2, num_blocks, self.num_kv_heads, tokens_per_block, self.head_dim
         )  # fmt: skip
-        return torch.empty(size, dtype=self.dtype, device=device)
+        return torch.zeros(size, dtype=self.dtype, device=device)
 
 
 def unsupported_reason(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:

@@ -7,21 +7,21 @@ what was never measured runs with the defaults.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from inflight.errors import ConfigError
 from inflight.kernels.attention import AttentionPlan, AttentionRows, attend
 from inflight.kernels.kv_layout import KvShape
 from inflight.kernels.language import OutOfResources, tiles, triton
 from inflight.kernels.launch import AttentionLaunches, Launch, default_launches
+from inflight.kernels.measurements import read_entries, store_entry
 
 Measure = Callable[[Callable[[], None]], float]
 """Runs what it is given some times; returns how long one run takes."""
@@ -94,14 +94,14 @@ def launches_for(
 ) -> AttentionLaunches:
     """Those measured earlier for these kernels, card, version of Triton and shape, else the
     defaults. A file that is missing or cannot be read has measured nothing."""
-    entry = None if file is None else _entries(file).get(key(shape, device))
+    entry = None if file is None else read_entries(file).get(key(shape, device))
     found = None if entry is None else _launches(entry)
     return default_launches(shape.head_dim, shape.dtype) if found is None else found
 
 
 def is_measured(file: Path, shape: AttentionShape, device: torch.device) -> bool:
     """Whether ``launches_for`` finds something."""
-    return _launches(_entries(file).get(key(shape, device))) is not None
+    return _launches(read_entries(file).get(key(shape, device))) is not None
 
 
 def tune(
@@ -126,7 +126,7 @@ def tune(
     best = tuner.fastest(best, generations, generation_loads)
     splits = (replace(best, programs_per_multiprocessor=n) for n in PROGRAMS_CANDIDATES)
     best = tuner.fastest(best, splits, generation_loads)
-    _store(file, shape, device, best)
+    store_entry(file, key(shape, device), asdict(best))
     return best
 
 
@@ -166,18 +166,8 @@ class _Tuner:
 
     def _times(self, candidates: Iterable[AttentionLaunches], load: Load) -> list[float]:
         shape, device = self._shape, self._device
-        blocks = tiles(load.length, shape.tokens_per_block)
-        layout = KvShape(
-            num_layers=1,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=shape.dtype,
-        )
-        storage = layout.allocate(load.sequences * blocks, shape.tokens_per_block, device)
-        storage.normal_()
-        size = (load.sequences * load.rows, shape.num_heads, shape.head_dim)
-        query = torch.randn(size, device=device).to(shape.dtype)
-        rows, rules, out = _rows(load, blocks, device), _Rules(shape.head_dim**-0.5), query.clone()
+        tensors, rules = make_load(load, shape, device), _Rules(shape.head_dim**-0.5)
+        query, cache, rows, out = tensors.query, tensors.cache, tensors.rows, tensors.out
 
         def time(launches: AttentionLaunches) -> float:
             plan = AttentionPlan.allocate(
@@ -188,11 +178,39 @@ class _Tuner:
                 device=device,
             )
             try:
-                return self._measure(lambda: attend(query, storage[0], rows, rules, out, plan))
+                return self._measure(lambda: attend(query, cache, rows, rules, out, plan))
             except OutOfResources:  # its tiles do not fit into this card's shared memory
                 return math.inf
 
         return [time(launches) for launches in candidates]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadTensors:
+    """What ``attend`` takes for a load; ``query`` and ``cache`` are random."""
+
+    query: Tensor
+    cache: Tensor
+    rows: AttentionRows
+    out: Tensor
+
+
+def make_load(load: Load, shape: AttentionShape, device: torch.device) -> LoadTensors:
+    """Raises RuntimeError (torch.OutOfMemoryError on a GPU) when there is no room."""
+    blocks = tiles(load.length, shape.tokens_per_block)
+    layout = KvShape(
+        num_layers=1,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=shape.dtype,
+    )
+    storage = layout.allocate(load.sequences * blocks, shape.tokens_per_block, device)
+    storage.normal_()
+    size = (load.sequences * load.rows, shape.num_heads, shape.head_dim)
+    query = torch.randn(size, device=device).to(shape.dtype)
+    return LoadTensors(
+        query=query, cache=storage[0], rows=_rows(load, blocks, device), out=query.clone()
+    )
 
 
 def _rows(load: Load, blocks: int, device: torch.device) -> AttentionRows:
@@ -219,26 +237,8 @@ def key(shape: AttentionShape, device: torch.device) -> str:
     return f"{digest.hexdigest()[:16]}, triton {triton.__version__}, {card}: {shape.words}"
 
 
-def _store(
-    file: Path, shape: AttentionShape, device: torch.device, launches: AttentionLaunches
-) -> None:
-    entries = {**_entries(file), key(shape, device): asdict(launches)}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
-    unfinished.replace(file)
-
-
-def _entries(file: Path) -> Mapping[str, Any]:
-    try:
-        entries = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return entries if isinstance(entries, dict) else {}
-
-
 def _launches(entry: Any) -> AttentionLaunches | None:
-    """None for what ``_store`` would not have written."""
+    """None for what ``tune`` would not have written."""
     try:
         found = AttentionLaunches(
             context=Launch(**entry["context"]),

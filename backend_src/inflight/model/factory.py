@@ -62,8 +62,10 @@ def load_runner(
     device = choose_device(config.device)
     if device.type == "cuda" and config.runner != "hf":
         return _load_for_gpu(checkpoint_directory, config, device, progress)
-    if config.attention_backend == "triton":
-        raise ConfigError("attention_backend: triton: only the fused runner on a GPU has it")
+    if config.attention_backend in ("triton", "flashinfer"):
+        raise ConfigError(
+            f"attention_backend: {config.attention_backend}: only the fused runner on a GPU has it"
+        )
     library = load_native(config.cache_dir) if device.type == "cpu" else None
     if config.runner == "hf":
         return load_hf_runner(checkpoint_directory, config, library)
@@ -93,6 +95,8 @@ def _load_for_gpu(
     from inflight.model.device.load import load_device_runner, make_runtime, why_not_served
 
     reason = why_not_served(directory, config)
+    if reason is not None and config.attention_backend == "flashinfer":
+        raise ConfigError(f"attention_backend: flashinfer: {reason}")
     if reason is None or config.runner == "fused":
         progress = progress or _logged("loading the model")
         return load_device_runner(directory, config, make_runtime(device), progress=progress)

@@ -8,8 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from tests.gpu.rows import Outcome, Row, read_row
-from tests.gpu.stages import CPU_SUITE_SECONDS, STAGES, SUITE_SECONDS, Stage
-from tests.gpu.suite import LEAST_STAGE_SECONDS, Suite
+from tests.gpu.stages import (
+    CPU_SUITE_SECONDS,
+    OPTIONAL_STAGES,
+    STAGES,
+    SUITE_SECONDS,
+    Stage,
+)
+from tests.gpu.suite import LEAST_STAGE_SECONDS, Suite, wanted_stages
 from tests.gpu.table import Report, as_json, as_markdown, as_text
 
 NINE_MINUTES = 540.0
@@ -104,6 +110,12 @@ def test_the_whole_stays_below_nine_minutes() -> None:
     assert SUITE_SECONDS <= NINE_MINUTES - 30  # unpacking, the table, the end of the last stage
     assert sum(each.seconds for each in STAGES) <= SUITE_SECONDS
     assert CPU_SUITE_SECONDS <= NINE_MINUTES
+
+
+def test_optional_stages_run_where_they_are_asked_for() -> None:
+    assert wanted_stages(None) == list(STAGES)
+    asked = wanted_stages([OPTIONAL_STAGES[0].name, STAGES[0].name])
+    assert asked == [STAGES[0], OPTIONAL_STAGES[0]]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from inflight.simulator.model_shape import ModelShape
 
 _FAST = "the fast one, for the architectures it knows"
 _HF_ASKED_FOR = "hf", "transformers' classes, the slower runner, as the configuration says", False
+_WITH_FLASHINFER = "with FlashInfer's attention"
 _OF_THE_CPU = ("int8", "int4")
 _OF_A_GPU = ("fp8",)
 """Dtypes that only native kernels compute in, and only a card."""
@@ -45,6 +46,8 @@ class Place:
     has_compiler: bool
     has_triton: bool
     """Triton's language can be imported."""
+    has_flashinfer: bool
+    """FlashInfer is installed."""
 
 
 def look_at_libraries() -> Finding:
@@ -78,26 +81,31 @@ def look_at_runner(config: InflightConfig, place: Place) -> Finding:
     there = ["hf on torch attention"]
     if place.has_gpu and place.has_triton:
         there.insert(0, "fused on Triton-language kernels")
+        if place.has_flashinfer:
+            there.insert(1, _WITH_FLASHINFER)
     elif place.has_compiler and not place.has_gpu:
         there = ["fused on native kernels", "hf on native attention", *there]
     kinds = _OF_THE_CPU if place.has_gpu else _OF_A_GPU
+    found = f"here: {', '.join(there)}"
     if config.dtype in kinds:
-        return Finding(
-            what="runner",
-            found=f"here: {', '.join(there)}",
-            means=f"dtype {config.dtype} is not computed on a {'GPU' if place.has_gpu else 'CPU'}",
-            status=Status.BAD,
-            remedy="--dtype auto",
-        )
+        means = f"dtype {config.dtype} is not computed on a {'GPU' if place.has_gpu else 'CPU'}"
+        return _refused(found, means, "--dtype auto")
+    if config.attention_backend == "flashinfer" and _WITH_FLASHINFER not in there:
+        means = "attention_backend flashinfer needs a GPU, Triton's language and that library"
+        return _refused(found, means, "INFLIGHT_ATTENTION_BACKEND=auto")
     taken, means, is_slow = (
         _taken_on_card(config, place) if place.has_gpu else _taken(config, place)
     )
     return Finding(
         what="runner",
-        found=f"here: {', '.join(there)}; runner {config.runner} takes {taken}",
+        found=f"{found}; runner {config.runner} takes {taken}",
         means=means,
         status=Status.NOTE if is_slow else Status.GOOD,
     )
+
+
+def _refused(found: str, means: str, remedy: str) -> Finding:
+    return Finding(what="runner", found=found, means=means, status=Status.BAD, remedy=remedy)
 
 
 def _taken(config: InflightConfig, place: Place) -> tuple[str, str, bool]:

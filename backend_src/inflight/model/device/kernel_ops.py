@@ -81,8 +81,14 @@ class KernelOps:
         query = qkv.new_empty(shape, dtype=cache.dtype)
         out = qkv.new_empty(shape, dtype=cache.dtype)
         rope.rope_and_write(qkv, query, cache, rows.position_ids, rows.slot_mapping, rules)
-        paged.attend(query, cache, _attention_rows(rows), rules, out, self._plan)
+        self._attend(query, cache, rows, rules, out)
         return out.flatten(1).to(qkv.dtype)
+
+    def _attend(
+        self, query: Tensor, cache: Tensor, rows: DeviceRows, rules: LayerRules, out: Tensor
+    ) -> None:
+        """As ``kernels.attention.attend``."""
+        paged.attend(query, cache, attention_rows(rows), rules, out, self._plan)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         num_rows, vocab_size = logits.shape
@@ -110,7 +116,7 @@ class KernelOps:
         blocks.scatter_blocks(storage, ids, contents)
 
 
-def _attention_rows(rows: DeviceRows) -> paged.AttentionRows:
+def attention_rows(rows: DeviceRows) -> paged.AttentionRows:
     return paged.AttentionRows(
         cu_seqlens_q=rows.cu_seqlens_q,
         context_lens=rows.context_lens,

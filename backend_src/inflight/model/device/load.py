@@ -108,19 +108,26 @@ def tune_kernels(
     runtime: DeviceRuntime,
     progress: Callable[[str, float], None],
 ) -> None:
-    """Measures on a GPU how its attention is best launched, unless that is known already. Takes
-    most of a minute, once for a card and a shape of heads."""
+    """Measures on a GPU how its attention is best launched, and whether FlashInfer is faster where
+    it is installed, unless that is known already. Takes most of a minute, once for a card and a
+    shape of heads; FlashInfer compiles for longer."""
     if runtime.device.type != "cuda" or config.attention_backend == "torch":
         return
     from inflight.kernels.tuning import is_measured, tune
+    from inflight.model.device.flashinfer_choice import compare, score_kinds
 
     file, shape = _launches_file(config), _attention_shape(spec, config, runtime)
-    if is_measured(file, shape, runtime.device):
-        return
-    progress("measuring kernels (once)", 0.0)
+
+    def on_start() -> None:
+        progress("measuring kernels (once)", 0.0)
+
     try:
         with runtime.computing():
-            tune(file, shape, runtime.device)
+            if not is_measured(file, shape, runtime.device):
+                on_start()
+                tune(file, shape, runtime.device)
+            if config.attention_backend == "auto":
+                compare(file, shape, score_kinds(spec), runtime, on_start)
     except OSError as error:
         _LOG.warning("cache_dir: %s: %s: measured kernels are not kept", file, error.strerror)
 
@@ -155,8 +162,8 @@ def make_device_runner(
     form = WeightFormat(dtype=dtype, scaled_product=_scaled_product(config, runtime))
     try:
         with runtime.computing():
+            ops = _make_ops(spec, config, runtime)  # may refuse, and weights take minutes
             weights = _load_weights(tensors, spec, form, runtime, progress)
-            ops = _make_ops(spec, config, runtime)
             decoder = DeviceDecoder(spec, weights, ops, max_seq_len=max_seq_len)
         if not isinstance(ops, TorchOps):
             progress("comparing kernels with torch", 1.0)
@@ -206,7 +213,8 @@ def _scaled_product(config: InflightConfig, runtime: DeviceRuntime) -> ScaledPro
 
 def _make_ops(spec: DecoderSpec, config: InflightConfig, runtime: DeviceRuntime) -> DeviceOps:
     """Kernels on a GPU unless the configuration wants torch; on other devices torch, unless it
-    wants kernels, which run under their interpreter there."""
+    wants kernels, which run under their interpreter there. Raises ConfigError where it wants
+    FlashInfer and cannot have it."""
     wanted = config.attention_backend
     if wanted == "torch" or (wanted == "auto" and runtime.device.type != "cuda"):
         return TorchOps()
@@ -215,7 +223,20 @@ def _make_ops(spec: DecoderSpec, config: InflightConfig, runtime: DeviceRuntime)
     from inflight.model.device.kernel_ops import KernelOps
 
     file, shape = _launches_file(config), _attention_shape(spec, config, runtime)
-    return KernelOps(spec, launches_for(file, shape, runtime.device), runtime.device)
+    launches = launches_for(file, shape, runtime.device)
+    if wanted == "triton":
+        return KernelOps(spec, launches, runtime.device)
+    from inflight.model.device.flashinfer_attention import FlashInferAttention
+    from inflight.model.device.flashinfer_choice import chosen_phases, score_kinds
+    from inflight.model.device.flashinfer_ops import FlashInferOps
+
+    kinds, is_forced = score_kinds(spec), wanted == "flashinfer"
+    phases = chosen_phases(file, shape, kinds, runtime, is_forced=is_forced)
+    if phases is None:
+        return KernelOps(spec, launches, runtime.device)
+    _LOG.info("FlashInfer attends, but in CUDA graphs: %s", phases)
+    attention = FlashInferAttention(shape, kinds, runtime)
+    return FlashInferOps(spec, launches, runtime.device, attention, phases)
 
 
 def _launches_file(config: InflightConfig) -> Path:

@@ -35,6 +35,9 @@ class DeviceRows:
     num_context_tokens: int
     longest: int
     """No sequence has more tokens in the KV cache."""
+    packed: PackedInputs | None
+    """The same on the host, valid in this iteration; None: of a CUDA graph, which is captured
+    before there are any."""
 
 
 class RowBuffer:
@@ -63,6 +66,7 @@ class RowBuffer:
             num_context_sequences=inputs.num_context_sequences,
             num_context_tokens=inputs.num_context_tokens,
             longest=int(inputs.context_lens.max()),
+            packed=inputs,
         )
 
     def take_generations(self, inputs: PackedInputs, num_rows: int, scratch_block: int) -> None:
@@ -79,6 +83,7 @@ class RowBuffer:
             num_context_sequences=0,
             num_context_tokens=0,
             longest=longest,
+            packed=None,
         )
 
     def _copy(self, count: int) -> None:
@@ -94,6 +99,7 @@ class RowBuffer:
         num_context_sequences: int,
         num_context_tokens: int,
         longest: int,
+        packed: PackedInputs | None,
     ) -> DeviceRows:
         layout = self._staged.layout
 
@@ -113,4 +119,5 @@ class RowBuffer:
             num_context_sequences=num_context_sequences,
             num_context_tokens=num_context_tokens,
             longest=longest,
+            packed=packed,
         )

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ from inflight.cli.ports import Endpoints
 from inflight.errors import CheckpointError
 
 run = CliRunner().invoke
-CPU = engine.Place(has_gpu=False, has_compiler=True, has_triton=False)
-GPU = engine.Place(has_gpu=True, has_compiler=True, has_triton=True)
-BARE_GPU = engine.Place(has_gpu=True, has_compiler=True, has_triton=False)
+CPU = engine.Place(has_gpu=False, has_compiler=True, has_triton=False, has_flashinfer=False)
+GPU = engine.Place(has_gpu=True, has_compiler=True, has_triton=True, has_flashinfer=False)
+BARE_GPU = replace(GPU, has_triton=False)
+RICH_GPU = replace(GPU, has_flashinfer=True)
 
 
 def test_a_check_that_raises_is_a_bad_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +85,15 @@ def test_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"dtype": "fp16"}, GPU, "takes fused on Triton-language kernels", Status.GOOD),
         ({"attention_backend": "torch"}, GPU, "takes fused on torch", Status.NOTE),
         ({}, BARE_GPU, "takes hf on torch attention", Status.NOTE),
+        ({}, RICH_GPU, "Triton-language kernels, with FlashInfer's attention", Status.GOOD),
+        ({"attention_backend": "flashinfer"}, RICH_GPU, "takes fused on", Status.GOOD),
+        ({"attention_backend": "flashinfer"}, GPU, "here: fused on Triton", Status.BAD),
+        ({"attention_backend": "flashinfer"}, CPU, "here: fused on native", Status.BAD),
         ({"dtype": "fp8"}, CPU, "here: fused on native kernels", Status.BAD),
         ({"dtype": "int4"}, GPU, "here: fused on Triton-language", Status.BAD),
         (
             {},
-            engine.Place(has_gpu=False, has_compiler=False, has_triton=True),
+            replace(CPU, has_compiler=False, has_triton=True),
             "here: hf on torch attention; runner auto takes hf on torch attention",
             Status.NOTE,
         ),
