@@ -146,8 +146,10 @@ class ResponsePump:
         self._metrics.tokens_sent(result.num_output_tokens)
         owner = element.owner
         for response in responses_of(result, owner.shape, element.batch_index):
+            started = time.monotonic()
             if not owner.reply.send(response):
                 self._in_flight.cancel(owner)
+            self._pacer.sent(time.monotonic() - started)
 
     def _send_last(self, engine_id: int, element: Element, response: object) -> None:
         """FINAL rides on the last response of the last element of a batch.

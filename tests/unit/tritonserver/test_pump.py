@@ -26,11 +26,16 @@ from tests.unit.tritonserver.service_kit import (
 )
 
 
+def hold_deltas_for(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a response were very dear."""
+    monkeypatch.setattr(pacer, "SENDING_SHARE", 1e-12)
+    monkeypatch.setattr(pacer, "LONGEST_WAIT_SECONDS", seconds)
+
+
 def test_at_high_load_tokens_travel_together_and_finals_do_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pacer, "MAX_UNPACED_RATE", 0.0)
-    monkeypatch.setattr(pacer, "FLUSH_SECONDS", 3600.0)
+    hold_deltas_for(3600.0, monkeypatch)
     with running_service() as running:
         request = running.submit(text_request())
         (engine_id,) = running.executor.wait_for_requests(1)
@@ -43,7 +48,7 @@ def test_at_high_load_tokens_travel_together_and_finals_do_not_wait(
 
 
 def test_a_held_delta_goes_when_its_time_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacer, "MAX_UNPACED_RATE", 0.0)
+    hold_deltas_for(0.03, monkeypatch)
     with running_service() as running:
         request = running.submit(text_request())
         (engine_id,) = running.executor.wait_for_requests(1)
@@ -56,8 +61,7 @@ def test_a_held_delta_goes_when_its_time_comes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_held_text_comes_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacer, "MAX_UNPACED_RATE", 0.0)
-    monkeypatch.setattr(pacer, "FLUSH_SECONDS", 3600.0)
+    hold_deltas_for(3600.0, monkeypatch)
     with running_service() as running:
         request = running.submit(text_request())
         (engine_id,) = running.executor.wait_for_requests(1)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from inflight.api.response import Result
-from inflight.tritonserver.pacer import FLUSH_SECONDS, MAX_UNPACED_RATE, StreamPacer
+from inflight.tritonserver.pacer import LONGEST_WAIT_SECONDS, SENDING_SHARE, StreamPacer
 
 
 def delta(text: str) -> Result:
@@ -16,60 +16,65 @@ def delta(text: str) -> Result:
     )
 
 
-def flood(pacer: StreamPacer, now: float) -> None:
-    """Other streams' deltas, more than go unpaced in any window."""
-    for number in range(int(MAX_UNPACED_RATE)):
-        pacer.push(10_000 + number, delta("x"), now)
-
-
-def test_at_low_load_every_delta_goes_at_once() -> None:
+def busy_pacer(*, cost: float = 0.001, others: int = 31) -> StreamPacer:
+    """``others`` streams have had a delta, and a response takes ``cost`` seconds to send."""
     pacer = StreamPacer()
+    for _ in range(500):
+        pacer.sent(cost)
+    for number in range(others):
+        pacer.push(10_000 + number, delta("x"), 5.0)
+    return pacer
+
+
+def test_a_stream_alone_gets_each_delta_at_once() -> None:
+    pacer = busy_pacer(others=0)
     for step in range(200):
-        assert pacer.push(1, delta("a"), step * 0.01) == delta("a")
+        assert pacer.push(1, delta("a"), step * 0.0101) == delta("a")
     assert pacer.seconds_to_next(2.0) is None
 
 
+def test_what_costs_nothing_yet_goes_at_once() -> None:
+    pacer = StreamPacer()
+    for stream in range(100):
+        pacer.push(stream, delta("a"), 1.0)
+        assert pacer.push(stream, delta("b"), 1.0) == delta("b")
+
+
 def test_the_first_delta_of_a_stream_always_goes_at_once() -> None:
-    pacer = StreamPacer()
-    flood(pacer, 5.0)
-    assert pacer.push(1, delta("first"), 5.0) == delta("first")
+    assert busy_pacer().push(1, delta("first"), 5.0) == delta("first")
 
 
-def test_at_high_load_deltas_of_a_stream_wait_and_merge() -> None:
-    pacer = StreamPacer()
-    flood(pacer, 5.0)
+def test_the_wait_is_the_cost_of_all_streams_in_its_share_of_the_time() -> None:
+    pacer = busy_pacer(cost=0.0005, others=7)
     pacer.push(1, delta("first"), 5.0)
     assert pacer.push(1, delta("b"), 5.001) is None
     assert pacer.push(1, delta("c"), 5.002) is None
-    assert pacer.seconds_to_next(5.002) == pytest.approx(FLUSH_SECONDS - 0.002)
-    assert pacer.take_due(5.003) == []
-    assert pacer.take_due(5.0 + FLUSH_SECONDS) == [(1, delta("bc"))]
-    assert pacer.seconds_to_next(5.0 + FLUSH_SECONDS) is None
+    wait = 8 * 0.0005 / SENDING_SHARE
+    assert pacer.seconds_to_next(5.002) == pytest.approx(wait - 0.002)
+    assert pacer.take_due(5.0 + 0.9 * wait) == []
+    assert pacer.take_due(5.0 + 1.1 * wait) == [(1, delta("bc"))]
+    assert pacer.seconds_to_next(5.1) is None
 
 
-def test_a_delta_that_comes_when_one_is_due_takes_the_held_ones_along() -> None:
-    pacer = StreamPacer()
-    flood(pacer, 5.0)
+def test_no_stream_waits_longer_than_the_longest_wait() -> None:
+    pacer = busy_pacer(cost=1.0)
     pacer.push(1, delta("first"), 5.0)
-    pacer.push(1, delta("b"), 5.01)
-    assert pacer.push(1, delta("c"), 5.0 + FLUSH_SECONDS) == delta("bc")
+    assert pacer.push(1, delta("b"), 5.0) is None
+    assert pacer.seconds_to_next(5.0) == pytest.approx(LONGEST_WAIT_SECONDS)
+    assert pacer.push(1, delta("c"), 5.01 + LONGEST_WAIT_SECONDS) == delta("bc")
 
 
-def test_load_that_has_gone_is_forgotten() -> None:
-    pacer = StreamPacer()
-    flood(pacer, 5.0)
+def test_streams_that_have_ended_make_nobody_wait() -> None:
+    pacer = busy_pacer(cost=0.0005)
     pacer.push(1, delta("first"), 5.0)
     assert pacer.push(1, delta("b"), 5.01) is None
-    for step in range(3):
-        pacer.push(2, delta("other"), 6.0 + step)
-    pacer.close(1)
-    pacer.push(1, delta("again"), 8.5)
-    assert pacer.push(1, delta("c"), 8.501) == delta("c")
+    for number in range(31):
+        pacer.close(10_000 + number)
+    assert pacer.push(1, delta("c"), 5.02) == delta("bc")
 
 
 def test_close_gives_what_is_held_once() -> None:
-    pacer = StreamPacer()
-    flood(pacer, 5.0)
+    pacer = busy_pacer()
     pacer.push(1, delta("first"), 5.0)
     pacer.push(1, delta("b"), 5.001)
     assert pacer.close(1) == delta("b")
@@ -78,10 +83,11 @@ def test_close_gives_what_is_held_once() -> None:
 
 
 def test_nothing_is_lost_and_order_holds_whatever_the_load() -> None:
-    pacer = StreamPacer()
+    pacer = busy_pacer(others=0)
     got = ""
     for step in range(2000):
-        now = step * 0.0005
+        now = 6.0 + step * 0.0005
+        pacer.sent(step % 7 / 1000)
         sent = pacer.push(1, delta(chr(97 + step % 26)), now)
         if sent is not None:
             got += sent.text
