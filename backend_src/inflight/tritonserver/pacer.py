@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight.api.response import Result
 
-SENDING_SHARE = 0.1
+SENDING_SHARE = 0.25
 """Of the time, at most, sending deltas may take while streams are open."""
 LONGEST_WAIT_SECONDS = 0.2
 """Between two responses of one stream that has something to say, however dear they are."""
