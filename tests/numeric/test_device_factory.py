@@ -94,8 +94,9 @@ def test_kernels_of_a_gpu_are_nobody_elses(backend: str, tmp_path: Path) -> None
 
 
 def test_flashinfer_is_no_wish_but_an_order(tmp_path: Path, hf_loads: list[str]) -> None:
-    with pytest.raises(ConfigError, match="attention_backend: flashinfer: experts are not"):
-        load_runner(tiny_checkpoint(tmp_path, "mixtral"), attention_backend="flashinfer")
+    keys = {"attention_backend": "flashinfer", "kv_cache_dtype": "int8"}
+    with pytest.raises(ConfigError, match="attention_backend: flashinfer: kv_cache_dtype int8 is"):
+        load_runner(tiny_checkpoint(tmp_path), **keys)
     assert not hf_loads
 
 
