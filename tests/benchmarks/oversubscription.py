@@ -20,8 +20,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import cast
 from unittest.mock import patch
 
 import numpy as np
@@ -36,7 +34,7 @@ from inflight.api import (
 from inflight.batch import LlmRequest
 from inflight.engine.engine import Engine
 from inflight.model.runner import PackedInputs
-from inflight.scheduler import KvCapacity, capacity
+from inflight.scheduler import capacity
 from tests.fakes.arithmetic_runner import VOCAB_SIZE, ArithmeticRunner
 
 FORWARD_SECONDS, TOKEN_SECONDS = 0.008, 0.0004
@@ -106,18 +104,12 @@ class Run:
 
 @contextmanager
 def no_hysteresis() -> Iterator[None]:
-    """A request's claim ends with its next token; otherwise it reaches some tokens further."""
-    claim = capacity._claim
+    """A request's horizon is its next token; otherwise it reaches some tokens further."""
 
-    def to_the_next_token(request: LlmRequest, num_held: int, kv: KvCapacity) -> int:
-        bounded = SimpleNamespace(
-            request_id=request.request_id,
-            num_tokens=request.num_tokens,
-            max_total_tokens=min(request.num_tokens + 1, request.max_total_tokens),
-        )
-        return claim(cast(LlmRequest, bounded), num_held, kv)
+    def to_the_next_token(request: LlmRequest) -> int:
+        return min(request.num_tokens + 1, request.max_total_tokens)
 
-    with patch.object(capacity, "_claim", to_the_next_token):
+    with patch.object(capacity, "_horizon", to_the_next_token):
         yield
 
 
