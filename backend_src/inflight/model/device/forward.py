@@ -16,8 +16,8 @@ from inflight.model.device.ops import DeviceOps, LayerRules
 from inflight.model.device.rows import DeviceRows
 from inflight.model.device.weights import DeviceLayer, DeviceWeights
 from inflight.model.fused.decoder_tensors import NormWeights
-from inflight.model.fused.spec import DecoderSpec, LayerSpec, NormKind, RopeSpec
-from inflight.native.elementwise import rope_table
+from inflight.model.fused.rope_tables import rope_tables
+from inflight.model.fused.spec import DecoderSpec, LayerSpec, NormKind
 
 
 class DeviceDecoder:
@@ -120,12 +120,7 @@ class DeviceDecoder:
 def _layer_rules(
     spec: DecoderSpec, layers: Sequence[DeviceLayer], max_seq_len: int, device: torch.device
 ) -> list[LayerRules]:
-    tables: dict[RopeSpec | None, Tensor | None] = {None: None}
-    for layer in spec.layers:
-        if layer.rope is not None and layer.rope not in tables:
-            frequencies = torch.tensor(layer.rope.inverse_frequencies)
-            table = rope_table(frequencies, max_seq_len, layer.rope.attention_factor)
-            tables[layer.rope] = table.to(device)
+    tables = rope_tables(spec, max_seq_len, device)
     return [
         LayerRules(
             num_heads=spec.num_heads,
@@ -134,10 +129,10 @@ def _layer_rules(
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
             sliding_window=layer.sliding_window,
-            cos_sin=tables[layer.rope],
+            cos_sin=table,
             q_norm=own.q_norm,
             k_norm=own.k_norm,
             norm_epsilon=spec.norm_epsilon,
         )
-        for layer, own in zip(spec.layers, layers, strict=True)
+        for layer, own, table in zip(spec.layers, layers, tables, strict=True)
     ]

@@ -13,12 +13,12 @@ from torch import Tensor
 from inflight.model.fused.decoder_tensors import NormWeights
 from inflight.model.fused.feed_forward import feed_forward
 from inflight.model.fused.ops import FusedOps
+from inflight.model.fused.rope_tables import rope_tables
 from inflight.model.fused.rows import Rows
-from inflight.model.fused.spec import DecoderSpec, LayerSpec, NormKind, RopeSpec
+from inflight.model.fused.spec import DecoderSpec, LayerSpec, NormKind
 from inflight.model.fused.weights import DecoderWeights, LayerWeights
 from inflight.model.runner import PackedInputs
 from inflight.native.attention import LayerRules
-from inflight.native.elementwise import rope_table
 
 
 class FusedDecoder:
@@ -142,11 +142,7 @@ class FusedDecoder:
 
 
 def _layer_rules(spec: DecoderSpec, weights: DecoderWeights, max_seq_len: int) -> list[LayerRules]:
-    tables: dict[RopeSpec | None, Tensor | None] = {None: None}
-    for layer in spec.layers:
-        if layer.rope is not None and layer.rope not in tables:
-            frequencies = torch.tensor(layer.rope.inverse_frequencies)
-            tables[layer.rope] = rope_table(frequencies, max_seq_len, layer.rope.attention_factor)
+    tables = rope_tables(spec, max_seq_len)
     return [
         LayerRules(
             num_heads=spec.num_heads,
@@ -154,10 +150,10 @@ def _layer_rules(spec: DecoderSpec, weights: DecoderWeights, max_seq_len: int) -
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
             sliding_window=layer.sliding_window,
-            cos_sin=tables[layer.rope],
+            cos_sin=table,
             q_norm=own.q_norm,
             k_norm=own.k_norm,
             norm_epsilon=spec.norm_epsilon,
         )
-        for layer, own in zip(spec.layers, weights.layers, strict=True)
+        for layer, own, table in zip(spec.layers, weights.layers, tables, strict=True)
     ]
