@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from inflight.kv_cache import KvCache, KvCacheManager, PrefixIdentity
+from inflight.kv_cache import KvCache, KvCacheManager, KvExtent, PrefixIdentity
 from inflight.kv_cache.radix_tree import Node, Root
 from tests.fakes.checked_kv_store import CheckedKvStore
 
@@ -95,3 +95,35 @@ def check_tree(kv: KvCacheManager, store: CheckedKvStore, salts: Sequence[str | 
         table = np.array([each.block.block_id for each in path], dtype=np.int32)
         tokens = np.frombuffer(content, dtype="<i4").tolist()
         assert store.holds(table, tokens, by_root[node.digest])
+
+
+def needed_blocks(
+    pool: KvCacheManager, requests: Mapping[int, OpenRequest], extent: KvExtent
+) -> int:
+    """Free blocks that the extent takes if it is alone in its plan; in company it may be less:
+    a cached prefix is taken once, and the last holder of a shared block writes it itself."""
+    if requests[extent.request_id].started:
+        return pool.num_new_blocks(extent.request_id, extent.end)
+    sequence, size = pool._sequences[extent.request_id], pool.tokens_per_block
+    nodes = pool._prefixes.find(sequence, extent.token_ids, extent.start // size).nodes
+    num_referenced = sum(node.block.ref_count > 0 for node in nodes)
+    return -(-extent.end // size) - first_seen(pool, extent.start) // size - num_referenced
+
+
+def check_peaks(kv: KvCache, plan: Sequence[KvExtent]) -> None:
+    """While a chunk is written nobody holds more than was promised for chunks of its size."""
+    for pool in kv.pools:
+        for extent in plan:
+            chunk = extent.end - extent.start
+            most = pool.most_blocks(extent.end, chunk)
+            assert pool.num_held_blocks(extent.request_id) <= most
+
+
+def observable(pool: KvCacheManager, requests: Iterable[int]) -> object:
+    """What a plan that is refused must leave as it was."""
+    tables = {i: pool.block_table(i).tolist() for i in requests}
+    counts = {i: pool.request_counts(i) for i in requests}
+    order = [(b.block_id, b.retention) for b in pool._pool.cached_blocks]
+    empty = [block.block_id for block in pool._pool.empty_blocks]
+    references = [block.ref_count for block in pool._pool.blocks]
+    return tables, counts, order, empty, references, pool.stats()

@@ -6,92 +6,38 @@ Whoever runs it chooses by a ``random.Random``: seeded, or hypothesis's own, whi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
 from random import Random
 
 import numpy as np
 import numpy.typing as npt
 
-from inflight.api import KvCacheConfig, KvCacheRetentionConfig, TokenRangeRetentionConfig
+from inflight.api import KvCacheConfig
 from inflight.api.kv_pools import KvGroup, KvPool
 from inflight.errors import OutOfBlocksError
 from inflight.kv_cache import (
-    BlockRetention,
     KvCache,
     KvCacheManager,
     KvExtent,
     PrefixIdentity,
     make_kv_cache,
 )
-from inflight.kv_cache.identity import BlockKey
-from inflight.kv_cache.observer import ObservedBlock
 from tests.fakes.checked_kv_store import CheckedKvStore
 from tests.fakes.kv_program_checks import (
     OpenRequest,
     check_blocks,
     check_histories,
     check_named_blocks,
+    check_peaks,
     check_tree,
     first_seen,
     is_reusable,
+    needed_blocks,
+    observable,
 )
+from tests.fakes.kv_program_choices import OUTCOMES, PREFIXES, SALTS, a_retention
+from tests.fakes.kv_program_tally import Tally, Tier
 
-SALTS = (None, None, "", "tenant")
-PREFIXES = ([0] * 8, [0] * 5, [0, 0, 1, 1, 0, 0, 1, 1], [])
 MAX_OPEN = 6
-OUTCOMES = (
-    "written",
-    "written",
-    "written",
-    "written",
-    "written",
-    "failed",
-    "failed and retried",
-    "not even copied",
-)
-
-
-@dataclass
-class Tally:
-    """What programs came to, so that a test can see that they did something."""
-
-    reused_parts: int = 0
-    own_copies: int = 0
-    taken_over: int = 0
-    refused: int = 0
-    evicted: int = 0
-    pauses: int = 0
-    forks: int = 0
-    failures: int = 0
-    onboarded: int = 0
-    passed: int = 0
-    """Blocks that a window has passed."""
-    reused_windows: int = 0
-    """Starts with a prefix whose beginning nobody holds any more."""
-    steps: int = 0
-
-
-class Tier:
-    """A BlockObserver that keeps what is evicted, as it is when it goes."""
-
-    def __init__(self, store: CheckedKvStore) -> None:
-        self._store = store
-        self._contents: dict[BlockKey, npt.NDArray[np.uint8]] = {}
-        self.seen: list[tuple[str | None, list[int]]] = []
-        """Salt and tokens of requests that have ended."""
-
-    def stored(self, block: ObservedBlock) -> None:
-        pass
-
-    def removed(self, block: ObservedBlock) -> None:
-        ids = np.array([block.block_id], dtype=np.int32)
-        self._contents[block.key] = self._store.read_blocks(ids)[0]
-
-    def contents_of(self, keys: Sequence[BlockKey]) -> list[npt.NDArray[np.uint8]]:
-        """Of the first of the keys, as far as all are here."""
-        known = takewhile(self._contents.__contains__, keys)
-        return [self._contents[key] for key in known]
 
 
 class KvProgram:
@@ -160,7 +106,7 @@ class KvProgram:
         salt, common = self.rng.choice(SALTS), self.rng.choice(PREFIXES)
         for _ in range(self.rng.randint(1, 3)):
             tokens = common + [self.rng.randint(0, 1) for _ in range(self.rng.randint(1, 4))]
-            self.kv.open(self._next_id(), PrefixIdentity(salt), self._retention(len(tokens)))
+            self.kv.open(self._next_id(), PrefixIdentity(salt), a_retention(self.rng, len(tokens)))
             self.requests[self.num_opened] = OpenRequest(salt, tokens)
 
     def iterate(self) -> None:
@@ -169,7 +115,10 @@ class KvProgram:
         if self.rng.random() < 0.5:
             chosen = self.rng.sample(chosen, self.rng.randint(1, len(chosen)))
         plan = [self._extent(request_id) for request_id in chosen]
-        needed = [[self._needed(pool, extent) for extent in plan] for pool in self.kv.pools]
+        needed = [
+            [needed_blocks(pool, self.requests, extent) for extent in plan]
+            for pool in self.kv.pools
+        ]
         before, free = self._observable(), self._free()
         try:
             copies = self.kv.reserve(plan)
@@ -188,7 +137,7 @@ class KvProgram:
             self.requests[extent.request_id].started = True
             self.requests[extent.request_id].written = extent.start
         self.kv.check_integrity()
-        self._check_peaks(plan)
+        check_peaks(self.kv, plan)
         taken = [n - left for n, left in zip(free, self._free(), strict=True)]
         outcome = self.rng.choice(OUTCOMES)
         if outcome != "not even copied":
@@ -299,22 +248,6 @@ class KvProgram:
     def _pick(self) -> int:
         return self.rng.choice(sorted(self.requests))
 
-    def _retention(self, prompt_length: int) -> BlockRetention | None:
-        if self.rng.random() < 0.6:
-            return None
-        duration_ms = self.rng.choice((None, 1000))
-        item = TokenRangeRetentionConfig(
-            token_start=self.rng.randint(0, 4),
-            priority=self.rng.choice((0, 35, 100)),
-            duration_ms=duration_ms,
-        )
-        config = KvCacheRetentionConfig(
-            token_range_retention_configs=(item,),
-            decode_retention_priority=self.rng.choice((0, 35, 100)),
-            decode_duration_ms=duration_ms,
-        )
-        return BlockRetention(config, prompt_length)
-
     def _extent(self, request_id: int) -> KvExtent:
         request, size = self.requests[request_id], self.kv.tokens_per_block
         start = request.written
@@ -347,30 +280,12 @@ class KvProgram:
             if all(is_reusable(pool, request_id, number) for pool in self.kv.pools)
         ]
 
-    def _needed(self, pool: KvCacheManager, extent: KvExtent) -> int:
-        """Free blocks that the extent takes if it is alone in its plan; in company it may be less:
-        a cached prefix is taken once, and the last holder of a shared block writes it itself."""
-        if self.requests[extent.request_id].started:
-            return pool.num_new_blocks(extent.request_id, extent.end)
-        sequence, size = pool._sequences[extent.request_id], pool.tokens_per_block
-        nodes = pool._prefixes.find(sequence, extent.token_ids, extent.start // size).nodes
-        num_referenced = sum(node.block.ref_count > 0 for node in nodes)
-        return -(-extent.end // size) - first_seen(pool, extent.start) // size - num_referenced
-
     def _free(self) -> list[int]:
         return [pool.num_free_blocks for pool in self.kv.pools]
 
     def _free_without(self, request_id: int) -> list[int]:
         pools = self.kv.pools
         return [pool.num_free_blocks + pool.num_releasable_blocks(request_id) for pool in pools]
-
-    def _check_peaks(self, plan: list[KvExtent]) -> None:
-        """While a chunk is written nobody holds more than was promised for chunks of its size."""
-        for pool in self.kv.pools:
-            for extent in plan:
-                chunk = extent.end - extent.start
-                most = pool.most_blocks(extent.end, chunk)
-                assert pool.num_held_blocks(extent.request_id) <= most
 
     def _count(self, plan: list[KvExtent], num_copies: int) -> None:
         size = self.kv.tokens_per_block
@@ -427,12 +342,4 @@ class KvProgram:
                 check_named_blocks(pool, store, self.histories)
 
     def _observable(self) -> object:
-        return [self._observable_of(pool) for pool in self.kv.pools]
-
-    def _observable_of(self, pool: KvCacheManager) -> object:
-        tables = {i: pool.block_table(i).tolist() for i in self.requests}
-        counts = {i: pool.request_counts(i) for i in self.requests}
-        order = [(b.block_id, b.retention) for b in pool._pool.cached_blocks]
-        empty = [block.block_id for block in pool._pool.empty_blocks]
-        references = [block.ref_count for block in pool._pool.blocks]
-        return tables, counts, order, empty, references, pool.stats()
+        return [observable(pool, self.requests) for pool in self.kv.pools]

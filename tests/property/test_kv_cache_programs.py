@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from inflight.api import KvCacheConfig
 from inflight.kv_cache import KvCacheManager, KvExtent, PrefixIdentity
-from tests.fakes.kv_programs import KvProgram, Tally
+from tests.fakes.kv_program_tally import Tally
+from tests.fakes.kv_programs import KvProgram
 
 NUM_STEPS = 25
 
