@@ -23,7 +23,7 @@ from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor import Executor
 from inflight.kv_cache.tiers.cascade import Place
-from inflight.kv_cache.tiers.disk import FOLDER
+from inflight.kv_cache.tiers.folder import FOLDER
 from tests.engine.tiered_engine import (
     BLOCK_BYTES,
     MAX_TOKENS,

@@ -17,7 +17,7 @@ from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor import Executor
 from inflight.kv_cache.tiers.block_file import BlockFiles
-from inflight.kv_cache.tiers.disk import FOLDER
+from inflight.kv_cache.tiers.folder import FOLDER
 from inflight.kv_cache.tiers.storage import TierBlock
 from tests.engine.tiered_engine import (
     MAX_TOKENS,

@@ -21,6 +21,7 @@ from inflight.kv_cache import (
     PrefixIdentity,
     make_kv_cache,
 )
+from inflight.kv_cache.retention import DEFAULT_RETENTION
 from tests.fakes.checked_kv_store import CheckedKvStore
 from tests.fakes.kv_program_checks import (
     OpenRequest,
@@ -220,7 +221,9 @@ class KvProgram:
         def write(block_ids: npt.NDArray[np.int32]) -> None:
             self.stores[0].write_blocks(block_ids, np.stack(contents[: len(block_ids)]))
 
-        number = self.kv.onboard(request_id, request.array(), len(contents), write)
+        number = self.kv.onboard(
+            request_id, request.array(), [DEFAULT_RETENTION] * len(contents), write
+        )
         assert number <= len(contents) and self.kv.num_free_blocks == free
         match = self.kv.match_prefix(request_id, request.array())
         assert match.num_tokens >= number * self.kv.tokens_per_block

@@ -103,14 +103,14 @@ def test_blocks_through_all_tiers_give_identical_logits(
     files = BlockFiles(b"f" * 32)
     (tmp_path / "disk").mkdir()
     disk = DiskStorage(tmp_path / "disk", 1 << 30, files, keeps_files=True)
-    for block in host.newest_first():
+    for block in host.most_valuable_first():
         disk.put(block)
     disk.close()
     again = DiskStorage(tmp_path / "disk", 1 << 30, files, keeps_files=True)
     for at, (key, content) in enumerate(zip(keys(), contents, strict=True)):
         read = again.get(key)
-        assert read is not None and read.tobytes() == content.tobytes()
-        other.write_blocks(OTHER_TABLE[at : at + 1], read[None])
+        assert read is not None and read.content.tobytes() == content.tobytes()
+        other.write_blocks(OTHER_TABLE[at : at + 1], read.content[None])
     again.close()
     assert other.read_blocks(OTHER_TABLE[:2]).tobytes() == contents.tobytes()
     np.testing.assert_array_equal(context_logits(other, OTHER_TABLE, 32, 40), expected)

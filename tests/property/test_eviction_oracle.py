@@ -25,7 +25,7 @@ class Cached:
 
     def priority(self, now: float) -> int:
         """What is said, until the duration is over."""
-        priority, duration_ms = self.retention
+        priority, duration_ms, _ = self.retention
         if duration_ms is not None and now >= self.released + duration_ms / 1000:
             return DEFAULT_RETENTION_PRIORITY
         return priority
@@ -38,7 +38,7 @@ class Machine:
         self.rng = rng
         self.now = 0.0
         self.tree = RadixTree(1)
-        self.order = EvictionOrder(lambda: self.now)
+        self.order: EvictionOrder[Block] = EvictionOrder(lambda: self.now)
         self.cached: list[Cached] = []
         self.num_made = 0
 
@@ -52,7 +52,7 @@ class Machine:
             assert parent is not None
             self.num_made += 1
             block = Block(self.num_made)
-            key = BlockKey(str(self.num_made).encode(), self.num_made.to_bytes(4, "little"))
+            key = BlockKey(str(self.num_made).encode(), b"", self.num_made.to_bytes(4, "little"))
             parent = block.node = self.tree.insert(parent, key, block)
             path.append(block)
         for block in reversed(path):

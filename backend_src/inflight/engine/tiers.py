@@ -49,8 +49,9 @@ def make_tiers(
             tiers.disk_bytes,
             BlockFiles(fingerprint),
             keeps_files=tiers.disk_persist,
+            clock=clock,
         )
-    host = HostStorage(tiers.host_memory_bytes) if tiers.host_memory_bytes else None
+    host = HostStorage(tiers.host_memory_bytes, clock) if tiers.host_memory_bytes else None
     logger.info(
         "KV tiers: %d MiB of host memory, %d MiB on disk, holding %d blocks",
         tiers.host_memory_bytes >> 20,

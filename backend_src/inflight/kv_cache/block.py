@@ -28,5 +28,10 @@ class Block:
         self.retention: Retention = DEFAULT_RETENTION
         """What the last request that said something about the block's content said."""
 
+    @property
+    def is_leaf(self) -> bool:
+        """Nothing in the tree follows its content, which the tree knows."""
+        return self.node is not None and not self.node.children
+
     def __repr__(self) -> str:
         return f"Block({self.block_id}, ref_count={self.ref_count})"

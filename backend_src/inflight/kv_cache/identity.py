@@ -55,7 +55,9 @@ class BlockKey(NamedTuple):
     """Names the content of a block by its tokens and by everything before them."""
 
     digest: bytes
-    """32 bytes: SHA-256 over the digest of the block before it, ``token_ids``, ``extra_ids``."""
+    """32 bytes: SHA-256 over ``parent_digest``, ``token_ids``, ``extra_ids``."""
+    parent_digest: bytes
+    """32 bytes: of the block before it; of the first one ``PrefixIdentity.root_digest``."""
     token_ids: bytes
     """Little-endian int32[n], n = tokens_per_block where the block is full. Compared on a hit, so a
     collision is a miss."""
@@ -72,6 +74,10 @@ def block_key(
     parent_digest: bytes, token_ids: npt.NDArray[np.int32], extra_ids: bytes = b""
 ) -> BlockKey:
     """The key of ``token_ids`` (int32[n], 1 <= n <= tokens_per_block) after a parent."""
-    content = token_bytes(token_ids)
-    digest = hashlib.sha256(parent_digest + content + extra_ids).digest()
-    return BlockKey(digest, content, extra_ids)
+    return key_of_bytes(parent_digest, token_bytes(token_ids), extra_ids)
+
+
+def key_of_bytes(parent_digest: bytes, token_ids: bytes, extra_ids: bytes) -> BlockKey:
+    """``block_key`` of tokens that are bytes already."""
+    digest = hashlib.sha256(parent_digest + token_ids + extra_ids).digest()
+    return BlockKey(digest, parent_digest, token_ids, extra_ids)

@@ -24,7 +24,7 @@ from inflight.kv_cache.lookup import PrefixLookup
 from inflight.kv_cache.observer import BlockObserver
 from inflight.kv_cache.prefix import Prefixes, WholePrefixes, WindowPrefixes
 from inflight.kv_cache.reservation import NO_COPIES, BlockCopies, Reservation
-from inflight.kv_cache.retention import BlockRetention
+from inflight.kv_cache.retention import BlockRetention, Retention
 from inflight.kv_cache.sequence import KvSequence, RequestCounts
 
 _MAX_REPORTED_FAULTS = 5
@@ -152,18 +152,28 @@ class KvCacheManager(PoolCounts):
         return self._lookup.missing(self._sequences[request_id], token_ids)
 
     def onboard(
-        self, request_id: int, token_ids: npt.NDArray[np.int32], num_blocks: int, write: WriteBlocks
+        self,
+        request_id: int,
+        token_ids: npt.NDArray[np.int32],
+        retentions: Sequence[Retention],
+        write: WriteBlocks,
     ) -> int:
-        """Puts the first ``num_blocks`` of ``missing_blocks`` into the cache, held by nobody.
+        """Puts the first of ``missing_blocks`` into the cache, held by nobody: one for each of
+        ``retentions``, which count where the request says nothing of a block.
 
         Returns how many there was room for. ``write`` fills them; see ``insert_cached``. Call it
         between two iterations.
         """
         sequence = self._sequences[request_id]
-        missing = self.missing_blocks(request_id, token_ids)[:num_blocks]
+        missing = self.missing_blocks(request_id, token_ids)
         nodes = self._lookup.whole_blocks(sequence, token_ids).nodes
         root = self._tree.root(sequence.root_digest)
-        keys = [(k, sequence.retention_of(i)) for i, k in enumerate(missing, len(nodes))]
+        keys = [
+            (key, sequence.retention_of(index) or retention)
+            for index, (key, retention) in enumerate(
+                zip(missing, retentions, strict=False), len(nodes)
+            )
+        ]
         return insert_cached(self._pool, (root, nodes), keys, write) if keys else 0
 
     def next_block(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> bytes | None:
@@ -260,9 +270,10 @@ class KvCacheManager(PoolCounts):
         self.release(request_id)
         del self._sequences[request_id]
 
-    def cached_blocks(self) -> Iterator[tuple[int, BlockKey]]:
-        """Ids and keys of ``BlockPool.most_valuable_first``; nothing may change meanwhile."""
-        return ((node.block.block_id, node.key) for node in self._pool.most_valuable_first())
+    def cached_blocks(self) -> Iterator[tuple[int, BlockKey, Retention]]:
+        """Of ``BlockPool.most_valuable_first``; nothing may change meanwhile."""
+        nodes = self._pool.most_valuable_first()
+        return ((node.block.block_id, node.key, node.block.retention) for node in nodes)
 
     def request_counts(self, request_id: int) -> RequestCounts:
         """What an open request took so far: allocated, reused and missed blocks."""

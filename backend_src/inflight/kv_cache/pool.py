@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from inflight.kv_cache.block import Block
-from inflight.kv_cache.eviction import EvictionOrder
+from inflight.kv_cache.eviction import EvictionOrder, parents_first
 from inflight.kv_cache.identity import BYTES_PER_TOKEN, BlockKey
 from inflight.kv_cache.observer import BlockObserver, ObservedBlock
 from inflight.kv_cache.radix_tree import Node, RadixTree, Root
@@ -34,7 +34,7 @@ class BlockPool:
         self._observers = tuple(observers)
         # A stack: the block given back last is the one most likely still in the CPU's caches.
         self._empty = list(reversed(self.blocks))
-        self._cached = EvictionOrder(clock)
+        self._cached: EvictionOrder[Block] = EvictionOrder(clock)
 
     @property
     def num_empty(self) -> int:
@@ -50,21 +50,15 @@ class BlockPool:
         return iter(self._empty)
 
     @property
-    def cached_blocks(self) -> EvictionOrder:
+    def cached_blocks(self) -> EvictionOrder[Block]:
         return self._cached
 
     def most_valuable_first(self) -> Iterator[Node]:
         """The cached full blocks and what they follow, as eviction would come to them, reversed: a
         block comes after those before it, so that any number of the first can be reused."""
-        seen: set[Node] = set()
-        for block in self._cached.most_valuable_first():
-            path: list[Node] = []
-            node: Node | Root | None = block.node
-            while isinstance(node, Node) and node not in seen:
-                path.append(node)
-                node = node.parent
-            seen.update(path)
-            yield from (each for each in reversed(path) if self._tree.is_full(each))
+        blocks = self._cached.most_valuable_first()
+        nodes = [block.node for block in blocks if block.node is not None]
+        return filter(self._tree.is_full, parents_first(nodes, _node_before))
 
     def allocate(self) -> Block:
         """A block with one reference and no content: an empty one, else the next to be evicted.
@@ -139,14 +133,15 @@ class BlockPool:
                 observer.stored(ObservedBlock.of(node))
             return True
         block.node = node
-        block.retention = retention or node.block.retention
-        if node.block.ref_count > 0:
-            node.block.retention = block.retention
+        other = node.block
+        if other.ref_count > 0:
+            block.retention = other.retention = retention or other.retention
             node.copies.append(block)
             return True
-        self._cached.remove(node.block)
-        self._make_empty(node.block)
+        self._cached.remove(other)
+        self._make_empty(other)
         node.block = block
+        block.retention = retention or other.retention
         return True
 
     def commit_part(
@@ -191,3 +186,7 @@ class BlockPool:
             self._cached.became_leaf(parent.block)
         block.node = None
         self.num_evicted += 1
+
+
+def _node_before(node: Node) -> Node | None:
+    return node.parent if isinstance(node.parent, Node) else None

@@ -14,6 +14,23 @@ class Retention(NamedTuple):
     """0..100; lower ones are evicted first."""
     duration_ms: int | None = None
     """After it the default priority counts; None = never."""
+    ends_at: float | None = None
+    """Clock seconds at which the duration is over; None: it has not begun, or there is none."""
+
+    def begun(self, now: float) -> Retention:
+        """Nobody holds the block any more: a duration runs from ``now`` on, if it does not yet."""
+        if self.duration_ms is None or self.ends_at is not None:
+            return self
+        return self._replace(ends_at=now + self.duration_ms / 1000)
+
+    def used(self, now: float) -> Retention:
+        """The block is wanted again: a duration that is not over will begin anew."""
+        return self.at(now)._replace(ends_at=None)
+
+    def at(self, now: float) -> Retention:
+        """What is left of it."""
+        is_over = self.ends_at is not None and self.ends_at <= now
+        return DEFAULT_RETENTION if is_over else self
 
 
 DEFAULT_RETENTION = Retention()

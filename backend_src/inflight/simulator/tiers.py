@@ -18,7 +18,7 @@ from inflight.kv_cache.tiers import HostStorage, KvTiers, TierCascade
 from inflight.kv_cache.tiers.cascade import WRITE_QUEUE_BYTES
 from inflight.kv_cache.tiers.cost import OnboardCost
 from inflight.kv_cache.tiers.loading import Load
-from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, TierBlock
+from inflight.kv_cache.tiers.storage import LazyBlock, TierBlock
 from inflight.simulator.clock import SimulatedClock
 
 
@@ -47,8 +47,8 @@ class SimulatedTiers:
         tiers = config.tiers
         block_bytes = speeds.kv_bytes_per_token * config.tokens_per_block
         check_sizes(tiers, block_bytes)
-        host = HostStorage(tiers.host_memory_bytes) if tiers.host_memory_bytes else None
-        disk = SimulatedDisk(tiers.disk_bytes) if tiers.disk_bytes else None
+        host = HostStorage(tiers.host_memory_bytes, clock) if tiers.host_memory_bytes else None
+        disk = SimulatedDisk(tiers.disk_bytes, clock) if tiers.disk_bytes else None
         self._reader: SimulatedReader | None = None
         writer: SimulatedWriter | None = None
         if disk is not None:
@@ -88,10 +88,10 @@ class _TimedMemory:
 
 
 class SimulatedDisk(HostStorage):
-    """A SlowStorage that gives up blocks as a disk does: by bytes, the one used longest ago."""
+    """A SlowStorage that gives up blocks as a disk does."""
 
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(max_bytes)
+    def __init__(self, max_bytes: int, clock: Callable[[], float]) -> None:
+        super().__init__(max_bytes, clock)
         self.on_lost: Callable[[bytes], None] = lambda digest: None
         self.written_bytes = 0
         self.num_io_errors = 0
@@ -99,10 +99,13 @@ class SimulatedDisk(HostStorage):
 
     def put(self, block: TierBlock) -> Sequence[TierBlock]:
         is_new = not self.contains(block.key)
-        for old in super().put(block):
-            self.on_lost(old.key.digest)
-        self.written_bytes += block.content.nbytes * is_new
-        return ()
+        given_up = super().put(block)
+        for old in given_up:
+            if old.key != block.key:
+                self.on_lost(old.key.digest)
+        if is_new and self.contains(block.key):
+            self.written_bytes += block.content.nbytes
+        return [old for old in given_up if old.key == block.key]
 
     def close(self, blocks: Iterable[LazyBlock], deadline: float) -> int:
         """Nothing outlives a simulation."""
@@ -133,10 +136,10 @@ class SimulatedWriter:
         self._waiting_bytes += size
         return True
 
-    def find(self, key: BlockKey) -> BlockContent | None:
+    def find(self, key: BlockKey) -> TierBlock | None:
         self._settle(self._clock.now)
         waiting = self._waiting.get(key.digest)
-        return waiting[0].content if waiting is not None and waiting[0].key == key else None
+        return waiting[0] if waiting is not None and waiting[0].key == key else None
 
     def wait_until_written(self, timeout: float) -> bool:
         self._settle(self._clock.now + timeout)
@@ -205,8 +208,8 @@ class SimulatedReader:
 
     def _read(self, load: Load) -> None:
         for key in load.keys:
-            content = self._disk.get(key)
-            if content is None:
+            block = self._disk.get(key)
+            if block is None:
                 break
-            load.contents.append(content)
-        load.seconds = len(load.contents) * self._seconds_per_block
+            load.blocks.append(block)
+        load.seconds = len(load.blocks) * self._seconds_per_block

@@ -52,7 +52,7 @@ def test_the_order_of_value_is_that_of_eviction_reversed(seed: int) -> None:
         kv.commit(step)
     for request_id in rng.sample(range(8), k=8):
         kv.close(request_id)
-    by_value = [block_id for block_id, _ in kv.cached_blocks()]
+    by_value = [block_id for block_id, _, _ in kv.cached_blocks()]
     kv.check_integrity()
     assert take_all(kv, 9)[-len(by_value) :] == by_value[::-1]
 
@@ -143,10 +143,10 @@ def test_a_digest_is_believed_only_with_its_tokens() -> None:
     pool = BlockPool(3, tree, clock=lambda: 0.0)
     first, second = pool.allocate(), pool.allocate()
     root = tree.root(b"root")
-    assert pool.commit(first, root, BlockKey(b"same digest", b"8 bytes."), None)
+    assert pool.commit(first, root, BlockKey(b"same digest", b"root", b"8 bytes."), None)
     for others in (
-        BlockKey(b"same digest", b"otherwise"[:8]),
-        BlockKey(b"same digest", b"8 bytes.", extra_ids=b"an image"),
+        BlockKey(b"same digest", b"root", b"otherwise"[:8]),
+        BlockKey(b"same digest", b"root", b"8 bytes.", extra_ids=b"an image"),
     ):
         assert tree.match(tree.root(b"root"), [others]) == []
         assert not pool.commit(second, tree.root(b"root"), others, None)

@@ -9,7 +9,6 @@ import pytest
 from inflight.errors import IntegrityError
 from inflight.kv_cache import KvCacheManager
 from inflight.kv_cache.block import Block
-from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.radix_tree import Node, Root
 from tests.unit.kv_cache.helpers import extent, make_kv_cache, run, table, tokens
 
@@ -177,7 +176,7 @@ def commit_without_a_key(kv: KvCacheManager) -> None:
 
 
 def take_other_content_for_its_own(kv: KvCacheManager) -> None:
-    kv._sequences[3]._keys[0] = BlockKey(kv._sequences[3]._keys[0].digest, b"other")
+    kv._sequences[3]._keys[0] = kv._sequences[3]._keys[0]._replace(token_ids=b"other")
 
 
 @pytest.mark.parametrize(

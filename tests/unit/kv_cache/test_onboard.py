@@ -9,8 +9,10 @@ import pytest
 from inflight.api.executor_config import KvCacheConfig
 from inflight.kv_cache import KvExtent
 from inflight.kv_cache.manager import KvCacheManager
+from inflight.kv_cache.retention import DEFAULT_RETENTION
 
 TOKENS = np.arange(14, dtype=np.int32)
+KEPT = [DEFAULT_RETENTION]
 
 
 def make_kv(num_blocks: int, *, reuse: bool = True) -> KvCacheManager:
@@ -51,7 +53,7 @@ def test_onboarded_blocks_are_cached_and_match() -> None:
     compute(kv, 2, TOKENS[:4])
     kv.open(1)
     written: list[int] = []
-    assert kv.onboard(1, TOKENS, 2, lambda ids: written.extend(ids.tolist())) == 2
+    assert kv.onboard(1, TOKENS, 2 * KEPT, lambda ids: written.extend(ids.tolist())) == 2
     kv.check_integrity()
     assert kv.num_free_blocks == 8, "nobody holds them"
     assert kv.match_prefix(1, TOKENS).num_tokens == 12
@@ -65,7 +67,7 @@ def test_onboarding_never_evicts_the_prefix_that_it_continues() -> None:
     compute(kv, 2, TOKENS[:4])
     compute(kv, 3, TOKENS[::-1].copy()[:8])
     kv.open(1)
-    assert kv.onboard(1, TOKENS, 2, ignore) == 2
+    assert kv.onboard(1, TOKENS, 2 * KEPT, ignore) == 2
     kv.check_integrity()
     assert kv.match_prefix(1, TOKENS).num_tokens == 12
 
@@ -76,7 +78,7 @@ def test_only_as_many_come_as_there_is_room_for() -> None:
     kv.reserve([KvExtent(9, 0, TOKENS[:8] + 100)])
     kv.open(1)
     counts: list[int] = []
-    assert kv.onboard(1, TOKENS, 3, lambda ids: counts.append(len(ids))) == 2
+    assert kv.onboard(1, TOKENS, 3 * KEPT, lambda ids: counts.append(len(ids))) == 2
     assert counts == [2]
     kv.check_integrity()
     assert kv.match_prefix(1, TOKENS).num_tokens == 8
@@ -90,7 +92,7 @@ def test_blocks_that_could_not_be_written_are_not_in_the_cache() -> None:
         raise OSError("no")
 
     with pytest.raises(OSError):
-        kv.onboard(1, TOKENS, 3, fail)
+        kv.onboard(1, TOKENS, 3 * KEPT, fail)
     kv.check_integrity()
     assert kv.match_prefix(1, TOKENS).num_tokens == 0
     assert kv.num_free_blocks == 4
@@ -104,4 +106,4 @@ def test_nothing_to_onboard_writes_nothing() -> None:
     def never(block_ids: npt.NDArray[np.int32]) -> None:
         raise AssertionError
 
-    assert kv.onboard(1, TOKENS, 3, never) == 0
+    assert kv.onboard(1, TOKENS, 3 * KEPT, never) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -166,7 +167,7 @@ def test_policies_are_compared_with_tiers_and_without() -> None:
 
 
 def test_the_writer_writes_in_its_time_and_drops_what_finds_no_room() -> None:
-    clock, disk = SimulatedClock(), SimulatedDisk(WRITE_QUEUE_BYTES)
+    clock, disk = SimulatedClock(), SimulatedDisk(WRITE_QUEUE_BYTES, time.monotonic)
     writer = SimulatedWriter(disk, BLOCK_BYTES / 2.0, clock)  # two seconds a block
     blocks = [tier_block(number) for number in range(3)]
     assert all(writer.offer(block) for block in blocks)
@@ -179,7 +180,7 @@ def test_the_writer_writes_in_its_time_and_drops_what_finds_no_room() -> None:
 
 
 def test_the_writer_drops_what_finds_no_room() -> None:
-    clock, disk = SimulatedClock(), SimulatedDisk(10 * WRITE_QUEUE_BYTES)
+    clock, disk = SimulatedClock(), SimulatedDisk(10 * WRITE_QUEUE_BYTES, time.monotonic)
     writer = SimulatedWriter(disk, WRITE_QUEUE_BYTES / 1.0, clock)
     large = np.broadcast_to(np.uint8(0), WRITE_QUEUE_BYTES)
     assert writer.offer(tier_block(1)._replace(content=large))
@@ -189,7 +190,7 @@ def test_the_writer_drops_what_finds_no_room() -> None:
 
 
 def test_the_reader_reads_one_load_after_the_other_and_passes_over_cancelled_ones() -> None:
-    clock, disk = SimulatedClock(), SimulatedDisk(10 * BLOCK_BYTES)
+    clock, disk = SimulatedClock(), SimulatedDisk(10 * BLOCK_BYTES, time.monotonic)
     blocks = [tier_block(number) for number in range(4)]
     for block in blocks[:3]:
         disk.put(block)
@@ -201,7 +202,7 @@ def test_the_reader_reads_one_load_after_the_other_and_passes_over_cancelled_one
     assert clock.now == 0.5 and not first.is_done
     unwanted.is_cancelled = True
     reader.wait([first], 10.0)
-    assert clock.now == 2.0 and first.is_done and len(first.contents) == 2
+    assert clock.now == 2.0 and first.is_done and len(first.blocks) == 2
     reader.wait([second], 10.0)
     assert clock.now == 4.0 and second.is_done
-    assert len(second.contents) == 1, "up to the first miss"
+    assert len(second.blocks) == 1, "up to the first miss"

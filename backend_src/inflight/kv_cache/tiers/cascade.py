@@ -10,9 +10,10 @@ from enum import Enum
 from itertools import chain
 
 from inflight.kv_cache.identity import BlockKey
+from inflight.kv_cache.retention import Retention
 from inflight.kv_cache.tiers.host import HostStorage
 from inflight.kv_cache.tiers.loading import BlockLoader, BlockReader, Load
-from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, SlowStorage, TierBlock
+from inflight.kv_cache.tiers.storage import LazyBlock, SlowStorage, TierBlock
 from inflight.kv_cache.tiers.write_behind import BlockWriter, WriteBehind
 
 logger = logging.getLogger(__name__)
@@ -96,12 +97,19 @@ class TierCascade:
             return True
         return self._writer is not None and self._writer.find(key) is not None
 
-    def find(self, key: BlockKey) -> BlockContent | None:
-        """The content of a block that is in host memory."""
-        content = None if self.host is None else self.host.get(key)
-        if content is None and self._writer is not None:
-            content = self._writer.find(key)
-        return content
+    def find(self, key: BlockKey) -> TierBlock | None:
+        """A block that is in host memory; counts as used."""
+        block = None if self.host is None else self.host.get(key)
+        if block is None and self._writer is not None:
+            block = self._writer.find(key)
+        return block
+
+    def renew(self, key: BlockKey, retention: Retention) -> None:
+        """A block of the tiers was evicted once more: it counts as used wherever it is, and what
+        was said of it last counts from now on."""
+        for tier in (self.host, self.disk):
+            if tier is not None:
+                tier.renew(key, retention)
 
     def put(self, block: TierBlock) -> None:
         """Into the first tier; never waits for a disk."""
@@ -131,8 +139,8 @@ class TierCascade:
 
     def close(self, timeout: float, cached: Iterable[LazyBlock] = ()) -> None:
         """Ends the threads. A disk that outlives the process gets what is in memory, as far as
-        ``timeout`` seconds and its bytes reach: ``cached`` in their order, then the blocks of host
-        memory and of the queue, the one used last first. Safe to call again."""
+        ``timeout`` seconds and its bytes reach: ``cached`` in their order, then host memory, the
+        most valuable block first, and the queue, the newest first. Safe to call again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -144,7 +152,7 @@ class TierCascade:
         unwritten = self._writer.close(timeout)
         if unwritten is None:
             return  # a disk that hangs: the folder is given back when the process ends
-        in_memory = () if self.host is None else self.host.newest_first()
+        in_memory = () if self.host is None else self.host.most_valuable_first()
         below = map(_lazy, chain(in_memory, reversed(unwritten)))
         num_kept = self.disk.close(chain(cached, below), deadline)
         if num_kept:
@@ -152,4 +160,4 @@ class TierCascade:
 
 
 def _lazy(block: TierBlock) -> LazyBlock:
-    return LazyBlock(block.key, lambda: block.content)
+    return LazyBlock(block.key, block.retention, lambda: block.content)

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
-import stat
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from inflight.errors import ConfigError
 from inflight.kv_cache.identity import BlockKey
+from inflight.kv_cache.retention import DEFAULT_RETENTION, Retention
 from inflight.kv_cache.tiers.block_file import (
     SUFFIX,
     UNFINISHED_SUFFIX,
     BadBlockFileError,
     BlockFiles,
 )
-from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, TierBlock, TierUsage
+from inflight.kv_cache.tiers.folder import private_folder, take_lock
+from inflight.kv_cache.tiers.index import TierIndex
+from inflight.kv_cache.tiers.storage import LazyBlock, TierBlock, TierUsage
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "inflight_kv_blocks"
 _BETWEEN_KEPT_NS = 1000
 """Between the times of use of blocks that ``close`` leaves; file systems store nanoseconds."""
 _OUR_FILES = re.compile(rf"[0-9a-f]{{64}}({re.escape(SUFFIX)}|{re.escape(UNFINISHED_SUFFIX)})")
@@ -40,18 +38,28 @@ class DiskStorage:
     """
 
     def __init__(
-        self, parent: Path, max_bytes: int, files: BlockFiles, *, keeps_files: bool
+        self,
+        parent: Path,
+        max_bytes: int,
+        files: BlockFiles,
+        *,
+        keeps_files: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``keeps_files``: blocks of an earlier process are used, and stay after ``close``.
+        ``clock``: seconds, that of the retentions' ends.
 
         Raises ConfigError when the folder cannot be made, is not ours alone, or is in use.
         """
         self._files = files
         self._keeps_files = keeps_files
-        self._max_bytes = max_bytes
-        self._used_bytes = 0
-        self._sizes: OrderedDict[bytes, int] = OrderedDict()
-        """Bytes of each file by digest, the one used last at the end."""
+        self._clock = clock
+        self._index = TierIndex(max_bytes, clock)
+        self._unfinished: bytes | None = None
+        """The digest of the block that is being written; the index has it already."""
+        self._changed: dict[bytes, int] = {}
+        """Blocks whose files do not say what counts for them now, and when they were used last, in
+        nanoseconds of ``time.time_ns``."""
         self._lock = threading.Lock()
         self.on_lost: Callable[[bytes], None] = _ignore
         """Called on any thread with the digest of a block that is not here any more."""
@@ -59,29 +67,27 @@ class DiskStorage:
         """Of KV, since the start."""
         self.num_io_errors = 0
         self.num_bad_files = 0
-        self._folder = _private_folder(parent)
-        self._lock_file = _take_lock(self._folder)
+        self._folder = private_folder(parent)
+        self._lock_file = take_lock(self._folder)
         self._take_stock()
 
     @property
     def usage(self) -> TierUsage:
         with self._lock:
-            return TierUsage(len(self._sizes), self._used_bytes, self._max_bytes)
+            return self._index.usage
 
     def contains(self, key: BlockKey) -> bool:
         with self._lock:
-            return key.digest in self._sizes
+            return key.digest in self._index and key.digest != self._unfinished
 
-    def get(self, key: BlockKey) -> BlockContent | None:
-        with self._lock:
-            if key.digest not in self._sizes:
-                return None
-            self._sizes.move_to_end(key.digest)
+    def get(self, key: BlockKey) -> TierBlock | None:
+        if not self.contains(key):
+            return None
         path = self._path(key.digest)
         try:
             content = self._files.read(path, key)
-            os.utime(path)  # the order of use, for a later process
-            return content
+            _touch(path, time.time_ns())
+            return TierBlock(key, content, self._use(key.digest))
         except FileNotFoundError:
             pass  # given up meanwhile
         except BadBlockFileError as fault:
@@ -91,97 +97,143 @@ class DiskStorage:
         self.remove(key)
         return None
 
-    def put(self, block: TierBlock) -> Sequence[TierBlock]:
-        digest, size = block.key.digest, self._files.size_of(block)
+    def _use(self, digest: bytes) -> Retention:
         with self._lock:
-            if digest in self._sizes:
-                self._sizes.move_to_end(digest)
+            if digest not in self._index:
+                return DEFAULT_RETENTION  # given up since it was read
+            retention = self._index.use(digest)
+            if retention.ends_at is not None:
+                self._changed[digest] = time.time_ns()
+            return retention
+
+    def put(self, block: TierBlock) -> Sequence[TierBlock]:
+        key, content, retention = block
+        with self._lock:
+            if key.digest in self._index:
+                self._renew(key.digest, retention)
                 return ()
-            if size > self._max_bytes:
-                return (block,)
-            oldest = self._make_room(size)
-        for given_up in oldest:
-            self._unlink(given_up)
-            self.on_lost(given_up)
+            size = self._files.size_of(key, content.nbytes)
+            given_up = [entry.digest for entry in self._index.add(key, size, retention)]
+            for digest in given_up:
+                self._changed.pop(digest, None)
+            is_kept = key.digest in self._index
+            self._unfinished = key.digest if is_kept else None
+        for digest in given_up:
+            if digest != key.digest:
+                self._delete(digest)
+                self.on_lost(digest)
+        if not is_kept:
+            return (block,)
+        self._write(block)
+        return ()
+
+    def _write(self, block: TierBlock) -> None:
+        digest = block.key.digest
+        with self._lock:
+            retention = self._lasting(self._index.retention_of(digest))
+        path = self._path(digest)
         try:
-            self._files.write(self._path(digest), block)
+            self._files.write(path, block._replace(retention=retention))
+            _touch(path, time.time_ns())
         except OSError as error:
             self._count_io_error("written", error)
-            return ()
+            self._delete(digest)
+            with self._lock:
+                self._index.remove(digest)
+                self._unfinished = None
+            return
         with self._lock:
-            self._sizes[digest] = size
-            self._used_bytes += size
+            self._unfinished = None
             self.written_bytes += block.content.nbytes
-        return ()
+
+    def renew(self, key: BlockKey, retention: Retention) -> None:
+        with self._lock:
+            if key.digest in self._index:
+                self._renew(key.digest, retention)
+
+    def _renew(self, digest: bytes, retention: Retention) -> None:
+        """Under the lock. Files are not touched: nobody waits for them here."""
+        self._index.renew(digest, retention)
+        self._changed[digest] = time.time_ns()
 
     def remove(self, key: BlockKey) -> None:
         with self._lock:
-            self._used_bytes -= self._sizes.pop(key.digest, 0)
-        self._unlink(key.digest)
+            self._index.remove(key.digest)
+            self._changed.pop(key.digest, None)
+        self._delete(key.digest)
         self.on_lost(key.digest)
 
     def close(self, blocks: Iterable[LazyBlock] = (), deadline: float = 0.0) -> int:
         """Gives the folder back, once nobody else writes.
 
         Without ``keeps_files`` the files are deleted. With it these blocks, the most valuable
-        first, are left to the next process: as many of the first as ``max_bytes`` hold and can be
-        written until ``deadline`` (of ``time.monotonic``). Other blocks make room for them, and a
-        disk that refuses one gets no more. Returns how many of them are left.
+        first, are left to the next process until ``deadline`` (of ``time.monotonic``): each that
+        finds room beside those before it, where blocks that are worth less go for it. A disk that
+        refuses one gets no more. Returns how many of them are left.
         """
         num_kept = 0
         if self._keeps_files:
             num_kept = self._keep(blocks, deadline)
+            self._write_changes(deadline)
         else:
-            for digest in list(self._sizes):
-                self._unlink(digest)
-        self._sizes.clear()
+            for entry in list(self._index):
+                self._delete(entry.digest)
         os.close(self._lock_file)
         return num_kept
 
     def _keep(self, blocks: Iterable[LazyBlock], deadline: float) -> int:
-        num_kept = kept_bytes = 0
+        num_kept, now = 0, time.time_ns()
         seen: set[bytes] = set()
-        now = time.time_ns()
-        for key, read in blocks:
+        refused: int | None = None
+        """The highest priority that found no room: nothing finds more later."""
+        for key, retention, read in blocks:
             if time.monotonic() >= deadline:
                 break
             if key.digest in seen:
                 continue
             seen.add(key.digest)
-            size = self._sizes.get(key.digest, 0)
-            if not size:
-                content = read()
+            if self.contains(key):
+                self.renew(key, retention)
+            else:
+                is_hopeless = refused is not None and retention.priority <= refused
+                content = None if is_hopeless else read()
                 if content is None:
                     continue
-                size = self._files.size_of(TierBlock(key, content))
-                if kept_bytes + size > self._max_bytes:
-                    break
-                self.put(TierBlock(key, content))
+                if self.put(TierBlock(key, content, retention)):
+                    refused = retention.priority
+                    continue
                 if not self.contains(key):
                     break
-            kept_bytes += size
             num_kept += 1
-            # The next process takes the order of use over: the most valuable was used last.
-            self._set_used(key.digest, now - num_kept * _BETWEEN_KEPT_NS)
+            with self._lock:
+                if key.digest not in self._index:
+                    continue  # a load that had begun found it damaged
+                self._index.pin(key.digest)
+                self._changed.pop(key.digest, None)
+            # The most valuable counts as the one used last.
+            self._write_change(key.digest, now - num_kept * _BETWEEN_KEPT_NS)
         return num_kept
 
-    def _set_used(self, digest: bytes, at_ns: int) -> None:
-        with self._lock:
-            if digest not in self._sizes:
-                return  # a load that had begun found it damaged
-            self._sizes.move_to_end(digest)
+    def _write_changes(self, deadline: float) -> None:
+        for digest, used_at_ns in self._changed.items():
+            if time.monotonic() >= deadline:
+                return
+            self._write_change(digest, used_at_ns)
+
+    def _write_change(self, digest: bytes, used_at_ns: int) -> None:
+        """What counts for the block, for the next process."""
+        path, retention = self._path(digest), self._index.retention_of(digest)
         try:
-            os.utime(self._path(digest), ns=(at_ns, at_ns))
+            self._files.write_retention(path, self._lasting(retention))
+            _touch(path, used_at_ns)
         except OSError as error:
             self._count_io_error("touched", error)
 
-    def _make_room(self, size: int) -> list[bytes]:
-        digests = []
-        while self._used_bytes + size > self._max_bytes:
-            digest, freed = self._sizes.popitem(last=False)
-            self._used_bytes -= freed
-            digests.append(digest)
-        return digests
+    def _lasting(self, retention: Retention) -> Retention:
+        """With its end in seconds since the epoch, which mean the same to a later process."""
+        if retention.ends_at is None:
+            return retention
+        return retention._replace(ends_at=retention.ends_at - self._clock() + time.time())
 
     def _take_stock(self) -> None:
         """What an earlier process left: usable blocks join, all other files of ours are deleted.
@@ -196,25 +248,25 @@ class DiskStorage:
                 if not self._keeps_files or path.suffix == UNFINISHED_SUFFIX:
                     path.unlink()
                     continue
-                self._files.check(path)
-                status = path.stat()
-                found.append((status.st_mtime_ns, bytes.fromhex(path.stem), status.st_size))
+                facts = self._files.look(path)
+                found.append((path.stat().st_mtime_ns, facts))
             except BadBlockFileError as fault:
                 self._count_bad_file(fault)
                 with contextlib.suppress(OSError):
                     path.unlink()
             except OSError as error:
                 self._count_io_error("looked at", error)
-        for _, digest, size in sorted(found):
-            self._sizes[digest] = size
-            self._used_bytes += size
-        for digest in self._make_room(0):
-            self._unlink(digest)
+        to_clock = self._clock() - time.time()
+        for _, (key, retention, size) in sorted(found):
+            if retention.ends_at is not None:
+                retention = retention._replace(ends_at=retention.ends_at + to_clock)
+            for entry in self._index.add(key, size, retention):
+                self._delete(entry.digest)
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / (digest.hex() + SUFFIX)
 
-    def _unlink(self, digest: bytes) -> None:
+    def _delete(self, digest: bytes) -> None:
         try:
             self._path(digest).unlink(missing_ok=True)
         except OSError as error:
@@ -233,6 +285,11 @@ class DiskStorage:
         _warn(number, f"a KV block on disk is not used: {fault}")
 
 
+def _touch(path: Path, used_at_ns: int) -> None:
+    """The order of use, for a later process. Raises OSError."""
+    os.utime(path, ns=(used_at_ns, used_at_ns))
+
+
 def _ignore(digest: bytes) -> None:
     """Nobody asked."""
 
@@ -240,32 +297,3 @@ def _ignore(digest: bytes) -> None:
 def _warn(number: int, what: str) -> None:
     if number & (number - 1) == 0:
         logger.warning("%s (number %d)", what, number)
-
-
-def _private_folder(parent: Path) -> Path:
-    folder = parent / FOLDER
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
-    except OSError as error:
-        raise ConfigError(f"kv_cache_disk_path: {error.strerror}") from None
-    is_private = stat.S_IMODE(status.st_mode) & 0o077 == 0 and status.st_uid == os.getuid()
-    if not stat.S_ISDIR(status.st_mode) or not is_private:
-        raise ConfigError(
-            f"kv_cache_disk_path: its folder {FOLDER} must belong to the server's user and be "
-            "closed to all others (mode 0700): it holds users' text"
-        )
-    return folder
-
-
-def _take_lock(folder: Path) -> int:
-    try:
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"kv_cache_disk_path: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ConfigError("kv_cache_disk_path: another process keeps its KV blocks there") from None
-    return descriptor

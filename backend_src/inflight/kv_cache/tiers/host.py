@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from inflight.kv_cache.identity import BlockKey
-from inflight.kv_cache.tiers.storage import BlockContent, TierBlock, TierUsage
+from inflight.kv_cache.retention import Retention
+from inflight.kv_cache.tiers.index import TierIndex
+from inflight.kv_cache.tiers.storage import TierBlock, TierUsage
 
 
 class HostStorage:
@@ -15,47 +17,46 @@ class HostStorage:
     ``max_bytes`` counts the KV and not the keys (of a block of 32 tokens 200 bytes).
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._used_bytes = 0
-        self._blocks: OrderedDict[bytes, TierBlock] = OrderedDict()
-        """By digest, the one used last at the end."""
+    def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock``: seconds, that of the retentions' ends."""
+        self._index = TierIndex(max_bytes, clock)
+        self._blocks: dict[bytes, TierBlock] = {}
+        """By digest. What counts for them is in the index."""
 
     @property
     def usage(self) -> TierUsage:
-        return TierUsage(len(self._blocks), self._used_bytes, self._max_bytes)
+        return self._index.usage
 
     def contains(self, key: BlockKey) -> bool:
         block = self._blocks.get(key.digest)
         return block is not None and block.key == key
 
-    def get(self, key: BlockKey) -> BlockContent | None:
+    def get(self, key: BlockKey) -> TierBlock | None:
         if not self.contains(key):
             return None
-        self._blocks.move_to_end(key.digest)
-        return self._blocks[key.digest].content
+        return self._blocks[key.digest]._replace(retention=self._index.use(key.digest))
 
     def put(self, block: TierBlock) -> Sequence[TierBlock]:
-        if self.contains(block.key):
-            self._blocks.move_to_end(block.key.digest)
+        key, content, retention = block
+        if self.contains(key):
+            self._index.renew(key.digest, retention)
             return ()
-        if block.content.nbytes > self._max_bytes:
-            return (block,)
-        self.remove(block.key)  # other tokens with the same digest
-        given_up = []
-        while self._used_bytes + block.content.nbytes > self._max_bytes:
-            _, oldest = self._blocks.popitem(last=False)
-            self._used_bytes -= oldest.content.nbytes
-            given_up.append(oldest)
-        self._blocks[block.key.digest] = block
-        self._used_bytes += block.content.nbytes
-        return given_up
+        self.remove(key)  # other tokens with the same digest
+        given_up = self._index.add(key, content.nbytes, retention)
+        self._blocks[key.digest] = block
+        return [
+            self._blocks.pop(entry.digest)._replace(retention=entry.retention) for entry in given_up
+        ]
 
-    def newest_first(self) -> Iterator[TierBlock]:
-        """All blocks, the one used last first."""
-        return reversed(self._blocks.values())
+    def renew(self, key: BlockKey, retention: Retention) -> None:
+        if self.contains(key):
+            self._index.renew(key.digest, retention)
 
     def remove(self, key: BlockKey) -> None:
-        block = self._blocks.pop(key.digest, None)
-        if block is not None:
-            self._used_bytes -= block.content.nbytes
+        self._index.remove(key.digest)
+        self._blocks.pop(key.digest, None)
+
+    def most_valuable_first(self) -> Iterator[TierBlock]:
+        """All blocks, each after those that it follows."""
+        for entry in self._index.most_valuable_first():
+            yield self._blocks[entry.digest]._replace(retention=entry.retention)

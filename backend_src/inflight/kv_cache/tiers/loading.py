@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inflight.kv_cache.identity import BlockKey
-from inflight.kv_cache.tiers.storage import BlockContent, TierStorage
+from inflight.kv_cache.tiers.storage import TierBlock, TierStorage
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Load:
         self.keys = keys
         self.began = began
         """Clock seconds."""
-        self.contents: list[BlockContent] = []
+        self.blocks: list[TierBlock] = []
         """Of the first keys; complete once ``is_done``."""
         self.seconds = 0.0
         """Time that the reading took, without the wait for other loads."""
@@ -94,10 +94,10 @@ class BlockLoader:
         began = time.monotonic()
         try:
             for key in load.keys:
-                content = None if load.is_cancelled else self._storage.get(key)
-                if content is None:
+                block = None if load.is_cancelled else self._storage.get(key)
+                if block is None:
                     break
-                load.contents.append(content)
+                load.blocks.append(block)
         except Exception as error:  # our own bug: what was read so far is right
             logger.error("KV blocks were not read: %s", type(error).__name__, exc_info=error)
         load.seconds = time.monotonic() - began

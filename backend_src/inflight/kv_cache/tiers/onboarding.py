@@ -80,20 +80,22 @@ class KvTiers:
 
     def removed(self, block: ObservedBlock) -> None:
         if self.cascade.place_of(block.key) is not None:
-            self.cascade.find(block.key)  # counts as used
+            self.cascade.renew(block.key, block.retention)
             return
         content = self._read(block.block_id)
         if content is not None:
             self._num_offloaded += 1
-            self.cascade.put(TierBlock(block.key, content))
+            self.cascade.put(TierBlock(block.key, content, block.retention))
 
     def close(self, timeout: float, kv: KvCacheManager | None) -> None:
         """Ends the threads within about ``timeout`` seconds. Where blocks outlive the process, what
         ``kv`` has cached is written first; None: nothing that is in the pool is to be trusted."""
         cached: Iterator[LazyBlock] = iter(())
         if kv is not None:
-            blocks = kv.cached_blocks()
-            cached = (LazyBlock(key, partial(self._read, block_id)) for block_id, key in blocks)
+            cached = (
+                LazyBlock(key, retention, partial(self._read, block_id))
+                for block_id, key, retention in kv.cached_blocks()
+            )
         self.cascade.close(timeout, cached)
 
     def _read(self, block_id: int) -> BlockContent | None:
@@ -173,13 +175,13 @@ class KvTiers:
         keys: Sequence[BlockKey],
     ) -> None:
         # All are looked up before the first is written: that may evict, and push out of the tier.
-        contents = []
+        blocks = []
         for key in keys:
-            content = self.cascade.find(key)
-            if content is None:
+            block = self.cascade.find(key)
+            if block is None:
                 break
-            contents.append(content)
-        self._onboard(kv, request_id, token_ids, Place.HOST, contents)
+            blocks.append(block)
+        self._onboard(kv, request_id, token_ids, Place.HOST, blocks)
 
     def _finish_load(
         self, kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32]
@@ -193,11 +195,11 @@ class KvTiers:
         # Another request may have computed the first ones meanwhile; then they are not missing.
         # Where what stood before them is gone, none of them is of use.
         is_continued = bool(missing) and missing[0] in load.keys
-        first = load.keys.index(missing[0]) if is_continued else len(load.contents)
-        self.cost.bandwidth[Place.DISK].observe(_num_bytes(load.contents), load.seconds)
-        self._onboard(kv, request_id, token_ids, Place.DISK, load.contents[first:])
-        for key, content in zip(load.keys, load.contents, strict=False):
-            self.cascade.put(TierBlock(key, content))
+        first = load.keys.index(missing[0]) if is_continued else len(load.blocks)
+        self.cost.bandwidth[Place.DISK].observe(_num_bytes(load.blocks), load.seconds)
+        self._onboard(kv, request_id, token_ids, Place.DISK, load.blocks[first:])
+        for block in load.blocks:
+            self.cascade.put(block)
         return True
 
     def _is_too_late(self, request_id: int, load: Load) -> bool:
@@ -219,31 +221,30 @@ class KvTiers:
         request_id: int,
         token_ids: npt.NDArray[np.int32],
         place: Place,
-        contents: Sequence[BlockContent],
+        blocks: Sequence[TierBlock],
     ) -> None:
         """Into the primary pool. The time it takes, offloading what has to go for it included, is
         the cost of host memory."""
-        if not contents:
+        if not blocks:
             return
 
         def write(block_ids: npt.NDArray[np.int32]) -> None:
             try:
                 for at in range(len(block_ids)):
-                    self._memory.write_blocks(block_ids[at : at + 1], contents[at][None])
+                    self._memory.write_blocks(block_ids[at : at + 1], blocks[at].content[None])
             except Exception as error:
                 raise _NotWrittenError from error
 
         began = self._clock()
+        retentions = [block.retention.used(began) for block in blocks]
         try:
-            number = kv.onboard(request_id, token_ids, len(contents), write)
+            number = kv.onboard(request_id, token_ids, retentions, write)
         except _NotWrittenError as error:
             logger.error("KV blocks were not onboarded", exc_info=error.__cause__)
             self._given_up.add(request_id)
             return
         self._num_onboarded[place] += number
-        self.cost.bandwidth[Place.HOST].observe(
-            _num_bytes(contents[:number]), self._clock() - began
-        )
+        self.cost.bandwidth[Place.HOST].observe(_num_bytes(blocks[:number]), self._clock() - began)
 
     def stats(self) -> tuple[KvTierStats, ...]:
         """Of each tier, the nearest first. Safe from any thread."""
@@ -292,5 +293,5 @@ class _NotWrittenError(Exception):
     """The runner did not take blocks. Nothing of them is in the cache."""
 
 
-def _num_bytes(contents: Sequence[BlockContent]) -> int:
-    return sum(content.nbytes for content in contents)
+def _num_bytes(blocks: Sequence[TierBlock]) -> int:
+    return sum(block.content.nbytes for block in blocks)

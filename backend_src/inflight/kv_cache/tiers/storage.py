@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.kv_cache.identity import BlockKey
+from inflight.kv_cache.retention import DEFAULT_RETENTION, Retention
 
 BlockContent = npt.NDArray[np.uint8]
 """uint8[block_bytes]: the KV of one block, as ``ModelRunner.read_blocks`` gives it. Nobody writes
@@ -21,12 +22,15 @@ class TierBlock(NamedTuple):
     key: BlockKey
     """The digest finds it; tokens and extra ids are compared on every hit."""
     content: BlockContent
+    retention: Retention = DEFAULT_RETENTION
+    """What its requests said of it; its duration runs on from tier to tier."""
 
 
 class LazyBlock(NamedTuple):
     """A full block whose content is copied only where it is wanted."""
 
     key: BlockKey
+    retention: Retention
     read: Callable[[], BlockContent | None]
     """None: it cannot be read."""
 
@@ -38,7 +42,7 @@ class TierUsage(NamedTuple):
 
 
 class TierStorage(Protocol):
-    """One tier. It holds at most ``max_bytes`` and gives up first what was not used for longest.
+    """One tier. It holds at most ``max_bytes``, and gives up first what ``TierIndex`` says.
 
     It never raises for what a device does: a block that cannot be written or read back exactly as
     it was is a miss.
@@ -51,13 +55,20 @@ class TierStorage(Protocol):
         """Whether ``get`` is likely to find the block; quick, without any I/O."""
         ...
 
-    def get(self, key: BlockKey) -> BlockContent | None:
-        """The content that was put under this key, tokens compared; None: a miss."""
+    def get(self, key: BlockKey) -> TierBlock | None:
+        """What was put under this key, tokens compared, with what counts for it by now; None: a
+        miss. It counts as used."""
         ...
 
     def put(self, block: TierBlock) -> Sequence[TierBlock]:
-        """Keeps the block, or counts it as used if it is here. Returns what was given up for it and
-        can go to the next tier, oldest first (``block`` itself, where it is larger than all)."""
+        """Keeps the block, or does what ``renew`` does if it is here. Returns what was given up for
+        it and can go to the next tier, the least valuable first: maybe ``block`` itself, where it
+        is worth less than the others or larger than all."""
+        ...
+
+    def renew(self, key: BlockKey, retention: Retention) -> None:
+        """The block counts as used, with this retention; one that is not here is ignored. Quick,
+        without any I/O."""
         ...
 
     def remove(self, key: BlockKey) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from inflight.kv_cache.identity import BlockKey
-from inflight.kv_cache.tiers.storage import BlockContent, TierBlock, TierStorage
+from inflight.kv_cache.tiers.storage import TierBlock, TierStorage
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,8 @@ class BlockWriter(Protocol):
         """False: there is no room, and the block is not taken."""
         ...
 
-    def find(self, key: BlockKey) -> BlockContent | None:
-        """The content of a block that is not written yet."""
+    def find(self, key: BlockKey) -> TierBlock | None:
+        """A block that is not written yet."""
         ...
 
     def wait_until_written(self, timeout: float) -> bool:
@@ -69,11 +69,11 @@ class WriteBehind:
             self._changed.notify_all()
         return True
 
-    def find(self, key: BlockKey) -> BlockContent | None:
-        """The content of a block that is not written yet."""
+    def find(self, key: BlockKey) -> TierBlock | None:
+        """A block that is not written yet."""
         with self._changed:
             block = self._waiting.get(key.digest)
-        return block.content if block is not None and block.key == key else None
+        return block if block is not None and block.key == key else None
 
     def wait_until_written(self, timeout: float) -> bool:
         """Whether everything that was offered is written, after ``timeout`` seconds at most."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.kv_cache.retention import DEFAULT_RETENTION
 from inflight.kv_cache.tiers.cascade import Place, TierCascade
 from inflight.kv_cache.tiers.host import HostStorage
 from inflight.kv_cache.tiers.storage import LazyBlock
@@ -47,7 +48,7 @@ def test_blocks_go_from_host_memory_to_disk_and_are_found_all_the_way(
         cascade.put(block)
     assert [cascade.place_of(block.key) for block in blocks] == [Place.HOST] * 4
     waiting = cascade.find(blocks[0].key)
-    assert waiting is not None and waiting.tobytes() == blocks[0].content.tobytes()
+    assert waiting is not None and waiting.content.tobytes() == blocks[0].content.tobytes()
     files.may_write.set()
     assert cascade.wait_until_written(5.0)
     places = [cascade.place_of(block.key) for block in blocks]
@@ -77,7 +78,7 @@ def test_a_load_brings_what_is_there_up_to_the_first_miss(
     files.may_read.set()
     cascade.wait_for_any([load], 5.0)
     assert load.is_done and load.seconds > 0
-    assert [c.tobytes() for c in load.contents] == [b.content.tobytes() for b in blocks[:2]]
+    assert [b.content.tobytes() for b in load.blocks] == [b.content.tobytes() for b in blocks[:2]]
 
 
 def test_closing_keeps_what_host_memory_held(
@@ -91,8 +92,8 @@ def test_closing_keeps_what_host_memory_held(
     assert len(block_files(tmp_path)) == 5
     again = disk_storage(tmp_path)
     for number in range(5):
-        content = again.get(tier_block(number).key)
-        assert content is not None and content.tobytes() == tier_block(number).content.tobytes()
+        block = again.get(tier_block(number).key)
+        assert block is not None and block.content.tobytes() == tier_block(number).content.tobytes()
     again.close()
 
 
@@ -106,7 +107,7 @@ def test_closing_writes_the_pool_then_host_memory_then_the_queue(
     for number in range(4):  # 0 is being written, 1 and 2 wait, 3 is in host memory
         cascade.put(tier_block(number))
     files.may_write.set()
-    pool = [LazyBlock(tier_block(8).key, lambda: tier_block(8).content)]
+    pool = [LazyBlock(tier_block(8).key, DEFAULT_RETENTION, lambda: tier_block(8).content)]
     cascade.close(5.0, pool)
     again = disk_storage(tmp_path)
     found = [number for number in range(9) if again.contains(tier_block(number).key)]

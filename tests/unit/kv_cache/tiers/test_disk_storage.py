@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -14,13 +16,15 @@ from pathlib import Path
 import pytest
 
 from inflight.errors import ConfigError
-from inflight.kv_cache.identity import BlockKey
+from inflight.kv_cache.retention import DEFAULT_RETENTION, Retention
 from inflight.kv_cache.tiers.block_file import BlockFiles
-from inflight.kv_cache.tiers.disk import FOLDER, DiskStorage
+from inflight.kv_cache.tiers.disk import DiskStorage
+from inflight.kv_cache.tiers.folder import FOLDER
 from inflight.kv_cache.tiers.storage import LazyBlock
 from tests.unit.kv_cache.tiers.tier_blocks import (
     BLOCK_BYTES,
     FILE_BYTES,
+    FINGERPRINT,
     FailingFiles,
     block_files,
     disk_storage,
@@ -34,8 +38,8 @@ def test_what_was_put_comes_back_byte_for_byte(tmp_path: Path) -> None:
     for block in blocks:
         assert storage.put(block) == ()
     for block in blocks:
-        content = storage.get(block.key)
-        assert content is not None and content.tobytes() == block.content.tobytes()
+        found = storage.get(block.key)
+        assert found is not None and found.content.tobytes() == block.content.tobytes()
     assert storage.usage.num_blocks == 5
     assert storage.usage.used_bytes == sum(p.stat().st_size for p in block_files(tmp_path))
 
@@ -83,8 +87,8 @@ def test_a_restart_finds_the_blocks_and_their_order_of_use(tmp_path: Path) -> No
     storage.close()
     again = disk_storage(tmp_path, max_blocks=2)
     assert [again.contains(tier_block(n).key) for n in (1, 2, 3)] == [True, False, True]
-    content = again.get(tier_block(3).key)
-    assert content is not None and content.tobytes() == tier_block(3).content.tobytes()
+    found = again.get(tier_block(3).key)
+    assert found is not None and found.content.tobytes() == tier_block(3).content.tobytes()
 
 
 def test_without_persistence_nothing_is_left_and_nothing_is_found(tmp_path: Path) -> None:
@@ -150,7 +154,7 @@ def test_other_tokens_with_the_digest_are_a_miss(tmp_path: Path) -> None:
     storage = disk_storage(tmp_path)
     block = tier_block(1)
     storage.put(block)
-    forged = BlockKey(block.key.digest, tier_block(2).key.token_ids)
+    forged = block.key._replace(token_ids=tier_block(2).key.token_ids)
     assert storage.get(forged) is None
 
 
@@ -179,6 +183,52 @@ def test_a_restart_drops_what_it_cannot_use_and_touches_nothing_else(
     assert [again.contains(tier_block(n).key) for n in range(4)] == [False, False, True, True]
     assert again.num_bad_files == 2 and "is not used" in caplog.text
     assert len(block_files(tmp_path)) == 3 and (folder / "notes.txt").exists()
+
+
+def test_blocks_of_an_older_version_are_a_miss_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Version 1 had no digest of the block before, and no retention."""
+    storage = disk_storage(tmp_path)
+    block, path = tier_block(1), storage._path(tier_block(1).key.digest)
+    storage.close()
+    fields = struct.pack(
+        "<8sI32s32sIIQ", b"INFLKVB\n", 1, FINGERPRINT, block.key.digest, 16, 0, 1000
+    )
+    body = block.key.token_ids + block.content.tobytes()
+    path.write_bytes(fields + hashlib.sha256(fields + body).digest() + body)
+    with caplog.at_level(logging.WARNING):
+        again = disk_storage(tmp_path)
+    assert again.get(block.key) is None and block_files(tmp_path) == []
+    assert again.num_bad_files == 1 and "of this version" in caplog.text
+
+
+def test_what_was_said_of_a_block_last_is_there_after_a_restart(tmp_path: Path) -> None:
+    storage = disk_storage(tmp_path)
+    for number in (1, 2, 3):
+        storage.put(tier_block(number)._replace(retention=Retention(80, 60_000)))
+    storage.renew(tier_block(2).key, Retention(7))
+    storage.renew(tier_block(9).key, Retention(7))
+    storage.renew(tier_block(3).key, Retention(80, 1))
+    time.sleep(0.002)
+    storage.close(deadline=time.monotonic() + 10)
+    again = disk_storage(tmp_path)
+    found = [again.get(tier_block(number).key) for number in (1, 2, 3)]
+    assert [block and block.retention[:2] for block in found] == [
+        (80, 60_000),
+        (7, None),
+        (35, None),
+    ]
+    assert again.num_bad_files == 0
+
+
+def test_a_kill_leaves_what_was_said_first(tmp_path: Path) -> None:
+    storage = disk_storage(tmp_path)
+    storage.put(tier_block(1)._replace(retention=Retention(80)))
+    storage.renew(tier_block(1).key, Retention(7))
+    os.close(storage._lock_file)
+    block = disk_storage(tmp_path).get(tier_block(1).key)
+    assert block is not None and block.retention == Retention(80)
 
 
 def test_blocks_of_another_model_are_never_used(tmp_path: Path) -> None:
@@ -231,7 +281,7 @@ def test_a_disk_that_cannot_be_read_is_a_miss(tmp_path: Path) -> None:
 def kept(storage: DiskStorage, numbers: Sequence[int], *, seconds: float = 10.0) -> int:
     """By the end of the storage, in this order of value."""
     blocks = [
-        LazyBlock(block.key, lambda block=block: block.content)  # type: ignore[misc]
+        LazyBlock(block.key, block.retention, lambda block=block: block.content)  # type: ignore[misc]
         for block in map(tier_block, numbers)
     ]
     return storage.close(blocks, time.monotonic() + seconds)
@@ -269,8 +319,8 @@ def test_a_disk_that_refuses_a_block_is_asked_to_keep_no_more(tmp_path: Path) ->
 
 def test_a_block_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     storage = disk_storage(tmp_path)
-    lost = LazyBlock(tier_block(1).key, lambda: None)
-    there = LazyBlock(tier_block(2).key, lambda: tier_block(2).content)
+    lost = LazyBlock(tier_block(1).key, DEFAULT_RETENTION, lambda: None)
+    there = LazyBlock(tier_block(2).key, DEFAULT_RETENTION, lambda: tier_block(2).content)
     assert storage.close([lost, there], time.monotonic() + 10) == 1
 
 
@@ -304,5 +354,5 @@ def test_a_kill_during_write_behind_leaves_only_whole_blocks(tmp_path: Path) -> 
     found = [n for n in range(2000) if storage.contains(tier_block(n).key)]
     assert len(found) >= 49
     for number in found:
-        content = storage.get(tier_block(number).key)
-        assert content is not None and content.tobytes() == tier_block(number).content.tobytes()
+        block = storage.get(tier_block(number).key)
+        assert block is not None and block.content.tobytes() == tier_block(number).content.tobytes()

@@ -12,8 +12,8 @@ def test_what_was_put_comes_back_byte_for_byte() -> None:
     storage = HostStorage(2 * BLOCK_BYTES)
     block = tier_block(1)
     assert list(storage.put(block)) == []
-    content = storage.get(block.key)
-    assert content is not None and content.tobytes() == block.content.tobytes()
+    found = storage.get(block.key)
+    assert found is not None and found.content.tobytes() == block.content.tobytes()
     assert storage.get(tier_block(2).key) is None
     assert storage.usage == (1, BLOCK_BYTES, 2 * BLOCK_BYTES)
 
@@ -27,7 +27,7 @@ def test_the_block_used_longest_ago_is_given_up_by_bytes() -> None:
     assert list(storage.put(third)) == [second]
     assert storage.contains(first.key) and not storage.contains(second.key)
     assert storage.usage.used_bytes == 2 * BLOCK_BYTES
-    assert [block.key for block in storage.newest_first()] == [third.key, first.key]
+    assert [block.key for block in storage.most_valuable_first()] == [third.key, first.key]
 
 
 def test_a_block_larger_than_the_tier_goes_on_to_the_next() -> None:
@@ -40,11 +40,12 @@ def test_a_block_larger_than_the_tier_goes_on_to_the_next() -> None:
 def test_equal_digests_of_other_tokens_are_a_miss_and_the_newer_one_stays() -> None:
     storage = HostStorage(3 * BLOCK_BYTES)
     block, other = tier_block(1), tier_block(2)
-    forged = TierBlock(BlockKey(block.key.digest, other.key.token_ids), other.content)
+    key = BlockKey(block.key.digest, block.key.parent_digest, other.key.token_ids)
+    forged = TierBlock(key, other.content)
     storage.put(block)
     assert storage.get(forged.key) is None
     storage.put(forged)
-    assert storage.get(block.key) is None and storage.get(forged.key) is other.content
+    assert storage.get(block.key) is None and storage.get(forged.key) == forged
     assert storage.usage.used_bytes == BLOCK_BYTES
 
 

@@ -9,8 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from inflight.api.executor_config import KvCacheConfig, KvCachePausePolicy
-from inflight.kv_cache import KvExtent
+from inflight.api.kv import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from inflight.kv_cache import BlockRetention, KvExtent
 from inflight.kv_cache.manager import KvCacheManager
+from inflight.kv_cache.retention import DEFAULT_RETENTION, Retention
 from inflight.kv_cache.tiers.block_file import BlockFiles
 from inflight.kv_cache.tiers.cascade import TierCascade
 from inflight.kv_cache.tiers.cost import OnboardCost
@@ -46,7 +48,7 @@ class Setup:
         self.seconds_to_write = 0.0
         """A block into the pool."""
         self.store = CountingStore(NUM_BLOCKS, SIZE)
-        host = HostStorage(host_bytes) if host_bytes else None
+        host = HostStorage(host_bytes, lambda: self.now) if host_bytes else None
         self.cascade = TierCascade(host, disk)
         self.tiers = KvTiers(
             self.cascade,
@@ -56,17 +58,21 @@ class Setup:
             clock=lambda: self.now + self.seconds_to_write * self.store.num_written,
         )
         config = KvCacheConfig(tokens_per_block=SIZE)
-        self.kv = KvCacheManager(NUM_BLOCKS, config, observers=(self.tiers,))
+        self.kv = KvCacheManager(
+            NUM_BLOCKS, config, clock=lambda: self.now, observers=(self.tiers,)
+        )
         self._next_id = 0
 
-    def open(self) -> int:
+    def open(self, retention: BlockRetention | None = None) -> int:
         self._next_id += 1
-        self.kv.open(self._next_id)
+        self.kv.open(self._next_id, retention=retention)
         return self._next_id
 
-    def compute(self, tokens: npt.NDArray[np.int32]) -> None:
+    def compute(
+        self, tokens: npt.NDArray[np.int32], retention: BlockRetention | None = None
+    ) -> None:
         """A request of these tokens from its start to its end."""
-        request_id = self.open()
+        request_id = self.open(retention)
         start = self.kv.match_prefix(request_id, tokens).num_tokens
         extent = KvExtent(request_id, start, tokens)
         self.store.copy_blocks(*self.kv.reserve([extent])[:2])
@@ -113,6 +119,65 @@ def test_what_came_back_is_right_and_counted() -> None:
     rates = setup.tiers.onboarding_stats()
     assert rates.host_bytes_per_second == pytest.approx(BLOCK_BYTES / 0.001)
     assert rates.disk_bytes_per_second is None
+
+
+def said(priority: int, duration_ms: int | None = None) -> BlockRetention:
+    """Of all blocks of a prompt."""
+    item = TokenRangeRetentionConfig(token_start=0, priority=priority, duration_ms=duration_ms)
+    return BlockRetention(KvCacheRetentionConfig(token_range_retention_configs=(item,)), 13)
+
+
+def priorities(setup: Setup) -> list[int]:
+    """Of the full blocks of prompt 1 that the pool has cached."""
+    return [
+        retention.priority
+        for _, key, retention in setup.kv.cached_blocks()
+        if key.token_ids[:4] in (prompt(1)[at].tobytes() for at in (0, 4, 8))
+    ]
+
+
+def test_a_priority_goes_down_and_comes_back_with_its_block() -> None:
+    setup = Setup(host_bytes=3 * BLOCK_BYTES)
+    setup.compute(prompt(1), said(80))
+    for number in (2, 3, 4):
+        setup.compute(prompt(number))
+    assert setup.cascade.host is not None
+    kept = [block.retention for block in setup.cascade.host.most_valuable_first()]
+    assert kept == [Retention(80)] * 3, "those of no priority went first, though they are newer"
+    assert setup.prepare(setup.open(), prompt(1))
+    assert priorities(setup) == [80, 80, 80]
+
+
+def test_a_duration_runs_on_in_a_tier_and_begins_anew_when_the_block_is_wanted() -> None:
+    setup = Setup(host_bytes=100 * BLOCK_BYTES)
+    setup.compute(prompt(1), said(80, 10_000))
+    setup.now += 6.0
+    setup.compute(prompt(2))
+    assert setup.cascade.host is not None
+    (first, *_) = setup.cascade.host.most_valuable_first()
+    assert first.retention == Retention(80, 10_000, ends_at=110.0)
+    setup.now += 3.0
+    assert setup.prepare(setup.open(), prompt(1))
+    setup.now += 9.0
+    setup.kv.reserve([KvExtent(setup.open(), 0, prompt(5, 1))])
+    assert priorities(setup) == [80, 80, 80], "they were wanted nine seconds ago"
+    setup.now += 2.0
+    assert priorities(setup) == [35, 35, 35]
+
+
+def test_what_is_said_of_a_block_later_counts_in_its_tier() -> None:
+    setup = Setup(host_bytes=100 * BLOCK_BYTES)
+    setup.compute(prompt(1))
+    setup.compute(prompt(2))
+    assert setup.prepare(setup.open(), prompt(1))
+    setup.compute(prompt(1), said(80))
+    setup.compute(prompt(2))
+    assert setup.cascade.host is not None
+    kept = {
+        block.key.token_ids[0]: block.retention
+        for block in setup.cascade.host.most_valuable_first()
+    }
+    assert kept[100] == Retention(80) and kept[200] == DEFAULT_RETENTION
 
 
 @pytest.fixture

@@ -16,17 +16,12 @@ from inflight.kv_cache.manager import KvCacheManager
 from inflight.kv_cache.tiers import DiskStorage, HostStorage, KvTiers, TierCascade, TierReporter
 from inflight.kv_cache.tiers.block_file import BlockFiles
 from inflight.kv_cache.tiers.cost import OnboardCost
-from inflight.kv_cache.tiers.storage import TierBlock
 from tests.fakes.checked_kv_store import CheckedKvStore
 from tests.unit.kv_cache.tiers.tier_blocks import FINGERPRINT, SlowFiles
 
 SIZE, NUM_BLOCKS, BLOCK_BYTES = 4, 2, 32
 LEVELS = ("primary", "host", "disk")
-FILE_BYTES = BlockFiles.size_of(
-    TierBlock(
-        block_key(bytes(32), np.zeros(SIZE, dtype=np.int32)), np.zeros(BLOCK_BYTES, dtype=np.uint8)
-    )
-)
+FILE_BYTES = BlockFiles.size_of(block_key(bytes(32), np.zeros(SIZE, dtype=np.int32)), BLOCK_BYTES)
 Said = tuple[str, str, int]
 """What, of which level, the block's first token."""
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from inflight.kv_cache.identity import BlockKey, PrefixIdentity, block_key
 from inflight.kv_cache.tiers.block_file import BlockFiles
-from inflight.kv_cache.tiers.disk import FOLDER, DiskStorage
+from inflight.kv_cache.tiers.disk import DiskStorage
+from inflight.kv_cache.tiers.folder import FOLDER
 from inflight.kv_cache.tiers.storage import BlockContent, TierBlock
 
 BLOCK_BYTES = 1000
@@ -25,7 +26,7 @@ def tier_block(number: int, salt: str | None = None) -> TierBlock:
     return TierBlock(key, content)
 
 
-FILE_BYTES = BlockFiles.size_of(tier_block(0))
+FILE_BYTES = BlockFiles.size_of(tier_block(0).key, BLOCK_BYTES)
 
 
 def disk_storage(
