@@ -87,9 +87,8 @@ def _tree_faults(pool: BlockPool, tree: RadixTree) -> Iterator[str]:
             yield f"block {block.block_id} is {placed[block]} times in the tree"
     reachable = pool.cached_blocks.reachable()
     for block in pool.cached_blocks:
-        is_leaf = block.node is not None and not block.node.children
-        if is_leaf != (block in reachable):
-            yield f"block {block.block_id} is cached, and eviction takes it for no leaf, or for one"
+        if block.is_leaf and block not in reachable:
+            yield f"block {block.block_id} is cached, and eviction takes it for no leaf"
 
 
 def _children_faults(parent: Node | Root, tree: RadixTree) -> Iterator[str]:

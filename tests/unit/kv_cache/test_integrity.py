@@ -73,10 +73,6 @@ def leave_a_place_to_an_empty_block(kv: KvCacheManager) -> None:
     kv._pool._empty[0].node = node_of(kv, 6)
 
 
-def take_an_inner_block_for_a_leaf(kv: KvCacheManager) -> None:
-    kv._pool._cached.became_leaf(kv._pool.blocks[6])
-
-
 def lose_a_leaf(kv: KvCacheManager) -> None:
     kv._pool._cached._leaves.clear()
 
@@ -191,7 +187,6 @@ def take_other_content_for_its_own(kv: KvCacheManager) -> None:
         (lose_a_cached_block, "block 7 with 0 references is 0 times among the free"),
         (cache_an_unknown_block, "is cached and no match finds it"),
         (leave_a_place_to_an_empty_block, "is empty and has a place in the tree"),
-        (take_an_inner_block_for_a_leaf, "block 6 is cached, and eviction takes it for"),
         (lose_a_leaf, "block 7 is cached, and eviction takes it for no leaf"),
         (cache_a_prefix_of_what_is_held, "block 7 is held and block 6 before it is not"),
         (disorder_the_parts, "the order of a node's children is wrong"),
