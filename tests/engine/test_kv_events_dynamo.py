@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,26 @@ def test_the_router_follows_blocks_into_a_lower_tier_and_out_of_it(config: KvEve
             answer_another(7)
             answer_another(7)  # and host memory
             assert dynamo.comes_to(PROMPT, [0, 0], lambda: None)
+
+
+def test_a_window_that_loses_blocks_takes_nothing_from_the_router(config: KvEventsConfig) -> None:
+    """It is told of both pools and counts the blocks of full attention."""
+    with make_executor(
+        ArithmeticRunner(windows=(None, 2 * BLOCK)),
+        kv_events_config=replace(config, all_pools=True),
+        tokens_per_block=BLOCK,
+        max_num_tokens=64,
+        num_blocks=40,
+    ) as executor:
+        other = iter(range(100, 900))
+        answer(executor, PROMPT)
+        with router(config) as dynamo:
+            assert dynamo.comes_to(PROMPT, [4, 4], lambda: answer(executor, [next(other)] * BLOCK))
+            first, window = executor._engine.kv.pools
+            while not window.stats().evicted_blocks:
+                answer(executor, [next(other)] * BLOCK)
+            assert not first.stats().evicted_blocks
+            new = [next(other)] * BLOCK
+            answer(executor, new)
+            assert dynamo.comes_to(new, [1, 1], lambda: answer(executor, [next(other)] * BLOCK))
+            assert dynamo.blocks(PROMPT) == [4, 4]

@@ -178,6 +178,11 @@ class InflightConfig(BaseModel):
     kv_events_buffer_steps: int = Field(
         DEFAULT_BUFFER_STEPS, ge=1, le=1_000_000, description="Messages kept for replay"
     )
+    kv_events_all_pools: bool = Field(
+        False,
+        description="Events of the pools of sliding-window layers too, with group_idx; only for "
+        "consumers that read it",
+    )
     default_max_tokens: int = Field(
         256, ge=1, description="max_tokens of a request that names none"
     )
@@ -280,6 +285,7 @@ class InflightConfig(BaseModel):
             topic=self.kv_events_topic,
             event_format=self.kv_events_format,
             buffer_steps=self.kv_events_buffer_steps,
+            all_pools=self.kv_events_all_pools,
         )
 
 

@@ -34,6 +34,8 @@ class KvEventsConfig:
     event_format: KvEventFormat = KvEventFormat.MAP
     buffer_steps: int = DEFAULT_BUFFER_STEPS
     """Messages kept for the replay endpoint, at most."""
+    all_pools: bool = False
+    """Tell of the blocks of each KV pool, and which it is; otherwise of the first pool's."""
 
     def __post_init__(self) -> None:
         for key in ("endpoint", "replay_endpoint"):

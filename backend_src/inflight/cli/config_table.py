@@ -38,6 +38,7 @@ EXECUTOR_FIELDS: dict[str, str] = {
     "kv_events_topic": "KvEventsConfig.topic",
     "kv_events_format": "KvEventsConfig.event_format",
     "kv_events_buffer_steps": "KvEventsConfig.buffer_steps",
+    "kv_events_all_pools": "KvEventsConfig.all_pools",
 }
 """Key to the field of the Executor's dataclasses that it becomes."""
 

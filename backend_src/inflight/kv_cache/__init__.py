@@ -3,7 +3,13 @@
 from inflight.kv_cache.extent import KvExtent
 from inflight.kv_cache.identity import PrefixIdentity
 from inflight.kv_cache.manager import KvCacheManager
-from inflight.kv_cache.observer import NO_OBSERVERS, BlockObserver, CacheObservers, ObservedBlock
+from inflight.kv_cache.observer import (
+    NO_OBSERVERS,
+    BlockObserver,
+    CacheObservers,
+    ObservedBlock,
+    ObservedPool,
+)
 from inflight.kv_cache.pools import KvCache, KvCachePools, make_kv_cache
 from inflight.kv_cache.reservation import BlockCopies
 from inflight.kv_cache.retention import BlockRetention
@@ -20,6 +26,7 @@ __all__ = [
     "KvCachePools",
     "KvExtent",
     "ObservedBlock",
+    "ObservedPool",
     "PrefixIdentity",
     "RequestCounts",
     "make_kv_cache",

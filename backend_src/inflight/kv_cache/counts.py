@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.api.kv_pools import most_blocks
-from inflight.kv_cache.observer import BlockObserver
+from inflight.kv_cache.observer import BlockObserver, ObservedPool
 from inflight.kv_cache.pool import BlockPool
 from inflight.kv_cache.radix_tree import RadixTree
 from inflight.kv_cache.sequence import KvSequence
@@ -21,7 +21,7 @@ class PoolCounts:
         self,
         num_blocks: int,
         tokens_per_block: int,
-        window: int | None,
+        pool: ObservedPool,
         clock: Callable[[], float],
         observers: Sequence[BlockObserver],
     ) -> None:
@@ -29,9 +29,9 @@ class PoolCounts:
             raise ValueError(f"{num_blocks} KV blocks: must be >= 1")
         self._num_blocks = num_blocks
         self._tokens_per_block = tokens_per_block
-        self._window = window
+        self._window = pool.window
         self._tree = RadixTree(tokens_per_block)
-        self._pool = BlockPool(num_blocks, self._tree, clock, observers)
+        self._pool = BlockPool(num_blocks, self._tree, clock, observers, pool)
         self._sequences: dict[int, KvSequence] = {}
         """By request id."""
 

@@ -21,7 +21,7 @@ from inflight.kv_cache.identity import BlockKey, PrefixIdentity
 from inflight.kv_cache.insertion import WriteBlocks, insert_cached
 from inflight.kv_cache.integrity import find_faults
 from inflight.kv_cache.lookup import PrefixLookup
-from inflight.kv_cache.observer import BlockObserver
+from inflight.kv_cache.observer import BlockObserver, ObservedPool
 from inflight.kv_cache.prefix import Prefixes, WholePrefixes, WindowPrefixes
 from inflight.kv_cache.reservation import NO_COPIES, BlockCopies, Reservation
 from inflight.kv_cache.retention import BlockRetention, Retention
@@ -52,12 +52,14 @@ class KvCacheManager(PoolCounts):
         config: KvCacheConfig,
         *,
         window: int | None = None,
+        number: int = 0,
         clock: Callable[[], float] = time.monotonic,
         observers: Sequence[BlockObserver] = (),
     ) -> None:
         """``num_blocks``: what the ``config`` came to. ``window``: None, all tokens are kept.
-        ``clock``: seconds, for retention."""
-        super().__init__(num_blocks, config.tokens_per_block, window, clock, observers)
+        ``number``: of the pool, among the model's. ``clock``: seconds, for retention."""
+        pool = ObservedPool(number, window)
+        super().__init__(num_blocks, config.tokens_per_block, pool, clock, observers)
         self._reuses = config.enable_block_reuse
         self._reuses_parts = self._reuses and config.enable_partial_reuse and window is None
         self._copies_parts = config.copy_on_partial_reuse

@@ -10,6 +10,18 @@ from inflight.kv_cache.radix_tree import Node, Root
 from inflight.kv_cache.retention import Retention
 
 
+class ObservedPool(NamedTuple):
+    """Which of the model's pools a block belongs to."""
+
+    number: int = 0
+    """Layers without a window, where there are any, have the first one."""
+    window: int | None = None
+    """Of its layers; None: they see everything."""
+
+
+FIRST_POOL = ObservedPool()
+
+
 class ObservedBlock(NamedTuple):
     """A full block of the prefix index, as it is at the moment of the call."""
 
@@ -20,9 +32,10 @@ class ObservedBlock(NamedTuple):
     root_digest: bytes
     """``PrefixIdentity.root_digest`` of the requests that can reuse it."""
     retention: Retention
+    pool: ObservedPool
 
     @classmethod
-    def of(cls, node: Node) -> ObservedBlock:
+    def of(cls, node: Node, pool: ObservedPool) -> ObservedBlock:
         root: Node | Root = node.parent
         while isinstance(root, Node):
             root = root.parent
@@ -33,6 +46,7 @@ class ObservedBlock(NamedTuple):
             None if parent_digest == root.identity_digest else parent_digest,
             root.identity_digest,
             node.block.retention,
+            pool,
         )
 
 
@@ -54,9 +68,9 @@ class BlockObserver(Protocol):
 
 
 class CacheObservers(NamedTuple):
-    """Who hears of the blocks of each level. A block that moves down is stored there before it is
-    removed above. ``block_id`` and ``retention`` of a block in a tier are those it had when it was
-    evicted."""
+    """Who hears of the blocks of each level, of all pools. A block that moves down is stored there
+    before it is removed above. ``block_id`` and ``retention`` of a block in a tier are those it had
+    when it was evicted."""
 
     primary: Sequence[BlockObserver] = ()
     host: Sequence[BlockObserver] = ()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from inflight.kv_cache.block import Block
 from inflight.kv_cache.eviction import EvictionOrder, parents_first
 from inflight.kv_cache.identity import BYTES_PER_TOKEN, BlockKey
-from inflight.kv_cache.observer import BlockObserver, ObservedBlock
+from inflight.kv_cache.observer import FIRST_POOL, BlockObserver, ObservedBlock, ObservedPool
 from inflight.kv_cache.radix_tree import Node, RadixTree, Root
 from inflight.kv_cache.retention import DEFAULT_RETENTION, Retention
 
@@ -25,13 +25,16 @@ class BlockPool:
         tree: RadixTree,
         clock: Callable[[], float],
         observers: Sequence[BlockObserver] = (),
+        observed_as: ObservedPool = FIRST_POOL,
     ) -> None:
+        """``observed_as``: what ``observers`` are told with each block."""
         self.blocks: Sequence[Block] = tuple(Block(block_id) for block_id in range(num_blocks))
         self.num_allocated = 0
         """Blocks taken since the start; ``num_evicted`` of them were cached before."""
         self.num_evicted = 0
         self._tree = tree
         self._observers = tuple(observers)
+        self._observed_as = observed_as
         # A stack: the block given back last is the one most likely still in the CPU's caches.
         self._empty = list(reversed(self.blocks))
         self._cached: EvictionOrder[Block] = EvictionOrder(clock)
@@ -130,7 +133,7 @@ class BlockPool:
                 return False
             node = self._insert(block, parent, key, retention)
             for observer in self._observers:
-                observer.stored(ObservedBlock.of(node))
+                observer.stored(ObservedBlock.of(node, self._observed_as))
             return True
         block.node = node
         other = node.block
@@ -180,7 +183,7 @@ class BlockPool:
         assert node is not None
         if self._tree.is_full(node):
             for observer in self._observers:
-                observer.removed(ObservedBlock.of(node))
+                observer.removed(ObservedBlock.of(node, self._observed_as))
         parent = self._tree.remove(node)
         if isinstance(parent, Node) and not parent.children:
             self._cached.became_leaf(parent.block)

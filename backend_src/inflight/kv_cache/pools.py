@@ -28,7 +28,7 @@ class KvCachePools:
 
     A request has a table in each pool. A beginning of it is reusable where every pool can reuse it,
     in whole blocks only; layers without a window, which keep everything, come first where there are
-    any, and ``observers`` hear of the first pool.
+    any. ``observers`` hear of all pools.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class KvCachePools:
                 num_blocks,
                 config,
                 window=group.window,
+                number=number,
                 clock=clock,
-                observers=() if number else observers,
+                observers=observers,
             )
             for number, (group, num_blocks) in enumerate(pools)
         )

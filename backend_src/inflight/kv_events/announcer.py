@@ -7,13 +7,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from inflight.kv_events.changes import CachedBlock, Change
-from inflight.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from inflight.kv_events.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheGroup,
+    KvEvent,
+)
 
 CLEARED: tuple[KvEvent, ...] = (AllBlocksCleared(),)
 """What an engine says first, and last."""
 
-_Name = tuple[bytes, str]
-"""Digest and medium of an announced block."""
+_Name = tuple[bytes, str, CacheGroup | None]
+"""Digest, medium and group of an announced block."""
 
 
 class Announcer:
@@ -45,7 +51,7 @@ class Announcer:
 
         Removals come first, children before their parents.
         """
-        wanted = {(block.digest, block.medium): block for block in blocks}
+        wanted = {_name(block): block for block in blocks}
         gone = [block for name, block in self._announced.items() if name not in wanted]
         return [Change(block, False) for block in reversed(gone)] + [
             Change(block, True) for name, block in wanted.items() if name not in self._announced
@@ -53,7 +59,7 @@ class Announcer:
 
     def _is_news(self, change: Change) -> bool:
         """False for what consumers know already."""
-        name = (change.block.digest, change.block.medium)
+        name = _name(change.block)
         if change.is_stored == (name in self._announced):
             return False
         if change.is_stored:
@@ -65,7 +71,7 @@ class Announcer:
     def _event(self, run: Sequence[CachedBlock], is_stored: bool) -> KvEvent:
         hashes = tuple(_published(block.digest) for block in run)
         if not is_stored:
-            return BlockRemoved(hashes, run[0].medium)
+            return BlockRemoved(hashes, run[0].medium, run[0].group)
         parent = run[0].parent_digest
         token_ids = np.frombuffer(b"".join(block.token_ids for block in run), dtype="<i4")
         return BlockStored(
@@ -74,12 +80,17 @@ class Announcer:
             tuple(token_ids.tolist()),
             self._tokens_per_block,
             run[0].medium,
+            run[0].group,
         )
+
+
+def _name(block: CachedBlock) -> _Name:
+    return block.digest, block.medium, block.group
 
 
 def _continues(last: CachedBlock, change: Change) -> bool:
     block = change.block
-    if last.medium != block.medium:
+    if (last.medium, last.group) != (block.medium, block.group):
         return False
     return not change.is_stored or block.parent_digest == last.digest
 

@@ -7,16 +7,20 @@ from collections import deque
 from typing import NamedTuple
 
 from inflight.kv_cache import ObservedBlock, PrefixIdentity
+from inflight.kv_events.events import CacheGroup
 
 MAX_QUEUED = 100_000
 """Changes that may wait for the publisher; each is a tuple of references to what the cache holds
 anyway. An iteration makes a few hundred at most."""
 
+_Where = tuple[str, CacheGroup | None]
+"""Medium and group."""
+
 _PUBLIC_ROOT = PrefixIdentity().root_digest()
 
 
 class CachedBlock(NamedTuple):
-    """A full block in one tier."""
+    """A full block in one tier, of one pool."""
 
     digest: bytes
     """``BlockKey.digest``."""
@@ -24,6 +28,8 @@ class CachedBlock(NamedTuple):
     parent_digest: bytes | None
     token_ids: bytes
     """``BlockKey.token_ids``."""
+    group: CacheGroup | None = None
+    """The pool; None: consumers are not told of pools, and hear of the first one."""
 
 
 class Change(NamedTuple):
@@ -56,8 +62,8 @@ class ChangeQueue:
         self._max_queued = max_queued
         self._condition = threading.Condition()
         self._changes: deque[Change] = deque()
-        self._cached: dict[bytes, dict[str, CachedBlock]] = {}
-        """By digest and medium, in the order of the first announcement."""
+        self._cached: dict[bytes, dict[_Where, CachedBlock]] = {}
+        """By digest and place, in the order of the first announcement."""
         self._has_dropped = False
         self._is_closed = False
         self._num_dropped = 0
@@ -67,24 +73,24 @@ class ChangeQueue:
         """Changes that no message told one by one."""
         return self._num_dropped
 
-    def stored(self, observed: ObservedBlock, medium: str) -> None:
+    def stored(self, observed: ObservedBlock, medium: str, group: CacheGroup | None) -> None:
         parent = observed.parent_digest
         if observed.root_digest != _PUBLIC_ROOT or observed.key.extra_ids:
             return
         with self._condition:
             if parent is not None and parent not in self._cached:
                 return
-            block = CachedBlock(observed.key.digest, medium, parent, observed.key.token_ids)
-            self._cached.setdefault(block.digest, {})[medium] = block
+            block = CachedBlock(observed.key.digest, medium, parent, observed.key.token_ids, group)
+            self._cached.setdefault(block.digest, {})[medium, group] = block
             self._add(Change(block, True))
 
-    def removed(self, observed: ObservedBlock, medium: str) -> None:
+    def removed(self, observed: ObservedBlock, medium: str, group: CacheGroup | None) -> None:
         with self._condition:
-            tiers = self._cached.get(observed.key.digest)
-            block = None if tiers is None else tiers.pop(medium, None)
+            places = self._cached.get(observed.key.digest)
+            block = None if places is None else places.pop((medium, group), None)
             if block is None:
                 return
-            if not tiers:
+            if not places:
                 del self._cached[block.digest]
             self._add(Change(block, False))
 
@@ -110,7 +116,8 @@ class ChangeQueue:
             if not self._has_dropped:
                 return Taken(changes, None)
             self._has_dropped = False
-            return Taken([], [block for tiers in self._cached.values() for block in tiers.values()])
+            cached = [block for places in self._cached.values() for block in places.values()]
+            return Taken([], cached)
 
     def close(self) -> None:
         """Wakes who waits. What is said after that is kept within the bound and never taken."""
@@ -122,13 +129,21 @@ class ChangeQueue:
 class TierObserver:
     """A ``BlockObserver`` that reports the blocks of one tier to a queue."""
 
-    def __init__(self, queue: ChangeQueue, medium: str) -> None:
-        """``medium``: what events call the tier: "GPU" the primary one, "CPU", "DISK"."""
+    def __init__(self, queue: ChangeQueue, medium: str, *, all_pools: bool = False) -> None:
+        """``medium``: what events call the tier: "GPU" the primary one, "CPU", "DISK".
+        ``all_pools``: not only the first pool, and with each block which it is."""
         self._queue = queue
         self._medium = medium
+        self._all_pools = all_pools
 
     def stored(self, block: ObservedBlock) -> None:
-        self._queue.stored(block, self._medium)
+        if self._all_pools:
+            self._queue.stored(block, self._medium, CacheGroup(*block.pool))
+        elif block.pool.number == 0:
+            self._queue.stored(block, self._medium, None)
 
     def removed(self, block: ObservedBlock) -> None:
-        self._queue.removed(block, self._medium)
+        if self._all_pools:
+            self._queue.removed(block, self._medium, CacheGroup(*block.pool))
+        elif block.pool.number == 0:
+            self._queue.removed(block, self._medium, None)

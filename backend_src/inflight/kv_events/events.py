@@ -19,6 +19,23 @@ _DP_RANK = 0
 """One engine, one rank; Dynamo refuses a batch without it."""
 
 
+class CacheGroup(NamedTuple):
+    """The pool of a block. Consumers that know groups find a block by its hash and its group."""
+
+    index: int
+    window: int | None
+    """The sliding window of its layers, in tokens; None: they see everything."""
+
+    def stored_fields(self) -> dict[str, Any]:
+        """What vLLM says of a group in ``BlockStored``, in the order of the array form."""
+        return {
+            "extra_keys": None,
+            "group_idx": self.index,
+            "kv_cache_spec_kind": "full_attention" if self.window is None else "sliding_window",
+            "kv_cache_spec_sliding_window": self.window,
+        }
+
+
 class BlockStored(NamedTuple):
     """Consecutive full blocks of one sequence can be reused from now on.
 
@@ -32,9 +49,12 @@ class BlockStored(NamedTuple):
     """``block_size`` for each block, in order."""
     block_size: int
     medium: str
+    group: CacheGroup | None = None
+    """None: consumers are not told of groups."""
 
     def fields(self) -> dict[str, Any]:
         """In the order of the array form. Adapters are not served, hence the two None."""
+        of_group = {} if self.group is None else self.group.stored_fields()
         return {
             "block_hashes": self.block_hashes,
             "parent_block_hash": self.parent_block_hash,
@@ -43,6 +63,7 @@ class BlockStored(NamedTuple):
             "lora_id": None,
             "medium": self.medium,
             "lora_name": None,
+            **of_group,
         }
 
 
@@ -51,9 +72,11 @@ class BlockRemoved(NamedTuple):
 
     block_hashes: tuple[int, ...]
     medium: str
+    group: CacheGroup | None = None
 
     def fields(self) -> dict[str, Any]:
-        return self._asdict()
+        of_group = {} if self.group is None else {"group_idx": self.group.index}
+        return {"block_hashes": self.block_hashes, "medium": self.medium, **of_group}
 
 
 class AllBlocksCleared(NamedTuple):

@@ -61,7 +61,7 @@ class KvEventPublisher:
 
     def observer(self, medium: str = PRIMARY_MEDIUM) -> BlockObserver:
         """Reports the blocks of one tier; all calls come from one thread."""
-        return TierObserver(self._queue, medium)
+        return TierObserver(self._queue, medium, all_pools=self._config.all_pools)
 
     def observers(self) -> CacheObservers:
         """Reports the blocks of all levels."""

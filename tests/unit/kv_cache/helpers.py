@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.api import KvCacheConfig
-from inflight.kv_cache import KvCacheManager, KvExtent, PrefixIdentity
+from inflight.kv_cache import KvCache, KvCacheManager, KvExtent, PrefixIdentity
 
 T = 4
 
@@ -32,7 +32,7 @@ def extent(
 
 
 def run(
-    kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32], salt: str | None = None
+    kv: KvCache, request_id: int, token_ids: npt.NDArray[np.int32], salt: str | None = None
 ) -> int:
     """Opens a request and computes all its tokens in one iteration; returns the tokens reused."""
     kv.open(request_id, PrefixIdentity(salt))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight.kv_events.announcer import Announcer
 from inflight.kv_events.changes import CachedBlock, Change
-from inflight.kv_events.events import BlockRemoved, BlockStored, KvEvent
+from inflight.kv_events.events import BlockRemoved, BlockStored, CacheGroup, KvEvent
 from tests.unit.kv_cache.helpers import T
 from tests.unit.kv_events.helpers import cached
 
@@ -77,3 +77,19 @@ def test_the_published_hash_is_the_end_of_the_name() -> None:
     (event,) = Announcer(T).events(stored(block))
     assert isinstance(event, BlockStored)
     assert event.block_hashes == (0x18191A1B1C1D1E1F,)
+
+
+def test_pools_are_never_mixed_in_one_event_and_each_is_told_by_itself() -> None:
+    full, window = CacheGroup(0, None), CacheGroup(1, 64)
+    announcer = Announcer(T)
+    changes = stored(*(block._replace(group=group) for group in (full, window) for block in (A, B)))
+    assert announcer.events(changes) == [
+        stored_event(1, 2, parent=None)._replace(group=full),
+        stored_event(1, 2, parent=None)._replace(group=window),
+    ]
+    assert announcer.events(removed(A._replace(group=window))) == [
+        BlockRemoved((1,), "GPU", window)
+    ]
+    assert announcer.changes_to([A._replace(group=full), B._replace(group=full)]) == removed(
+        B._replace(group=window)
+    )

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight.kv_cache import KvCacheManager, PrefixIdentity
+from inflight.api import KvCacheConfig
+from inflight.api.kv_pools import KvGroup, KvPool
+from inflight.kv_cache import KvCacheManager, KvCachePools, PrefixIdentity
 from inflight.kv_events.announcer import Announcer
-from inflight.kv_events.changes import Change, ChangeQueue
-from inflight.kv_events.events import AllBlocksCleared, BlockStored, KvEvent
+from inflight.kv_events.changes import Change, ChangeQueue, TierObserver
+from inflight.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from tests.unit.kv_cache.helpers import T, extent, run, take_all, tokens
 from tests.unit.kv_events.helpers import cache_with_queue
 
@@ -135,3 +137,36 @@ def _is_cached(kv: KvCacheManager, prefix: tuple[int, ...]) -> bool:
     match = kv.match_prefix(1000, tokens(*prefix, tail=1))
     kv.close(1000)
     return match.num_tokens >= len(prefix) * T
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(prompts, min_size=1, max_size=12), st.booleans())
+def test_of_several_pools_each_is_told_or_the_first_alone(
+    program: list[list[int]], all_pools: bool
+) -> None:
+    """Blocks that a window has lost are gone from its group, and the first one still has them."""
+    queue = ChangeQueue()
+    pools = [KvPool(KvGroup(None, (), 1), 9), KvPool(KvGroup(6, (), 1), 5)]
+    observer = TierObserver(queue, "GPU", all_pools=all_pools)
+    kv = KvCachePools(pools, KvCacheConfig(tokens_per_block=T), observers=[observer])
+    announcer = Announcer(T)
+    known: set[tuple[int | None, int]] = set()
+    for request_id, prompt in enumerate(program):
+        run(kv, request_id, tokens(*prompt))
+        kv.close(request_id)
+        for event in announcer.events(queue.take().changes):
+            assert isinstance(event, BlockStored | BlockRemoved)
+            index = None if event.group is None else event.group.index
+            hashes = {(index, each) for each in event.block_hashes}
+            if isinstance(event, BlockStored):
+                assert known.isdisjoint(hashes)
+                known |= hashes
+            else:
+                assert known >= hashes
+                known -= hashes
+    told = kv.pools if all_pools else kv.pools[:1]
+    assert known == {
+        (index if all_pools else None, int.from_bytes(key.digest[-8:], "big"))
+        for index, pool in enumerate(told)
+        for _, key, _ in pool.cached_blocks()
+    }
