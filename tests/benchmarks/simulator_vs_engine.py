@@ -99,7 +99,7 @@ def measured(ended: Sequence[RequestPerfMetrics], num_generated: int) -> Figures
 def compare(directory: Path, config: InflightConfig, num_requests: int, share: float) -> None:
     limits = config.executor_config(max_seq_len=MAX_SEQ_LEN)
     limits = replace(limits, kv_cache_config=replace(limits.kv_cache_config, num_blocks=NUM_BLOCKS))
-    before = measure(load_runner(directory, config), limits)
+    before = measure(load_runner(directory, config), limits).cost
     most = predict(make_trace(num_requests, float("inf")), limits, before)["requests/s"]
     trace = make_trace(num_requests, share * most)
     print(f"{num_requests} requests, {share * most:.2f} a second ({share:.0%} of {most:.2f})")
@@ -109,7 +109,7 @@ def compare(directory: Path, config: InflightConfig, num_requests: int, share: f
         run_engine(make_trace(4, float("inf")), executor, runner.spec.vocab_size)  # warm
         ended = run_engine(trace, executor, runner.spec.vocab_size)
     seen = measured(ended, sum(traced.output_length for traced in trace))
-    after = measure(load_runner(directory, config), limits)
+    after = measure(load_runner(directory, config), limits).cost
     print_table(seen, predict(trace, limits, before), predict(trace, limits, after))
     print(f"cost before: {before}\ncost after: {after}")
 

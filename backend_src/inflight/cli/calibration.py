@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -15,11 +17,13 @@ from inflight.api.config import InflightConfig, set_thread_defaults
 from inflight.api.kv_pools import KvPool
 from inflight.checkpoint import prepare_checkpoint
 from inflight.cli.build import with_max_seq_len
+from inflight.cli.tier_calibration import measure_disk_tier, measure_host_tier
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor.forward_thread import ForwardThread
 from inflight.model.runner import ForwardOutput, ModelRunner, ModelSpec, PackedInputs
 from inflight.scheduler.iteration_cost import IterationCost, IterationShape, context_pairs
+from inflight.simulator.calibration_file import Calibration
 from inflight.simulator.cost_model import CostModel
 
 _ROWS = (1, 2, 4, 8, 16, 32)
@@ -39,8 +43,10 @@ _PROBE = 1e6
 class MeasuredRunner:
     """A ModelRunner that passes everything on and remembers the shape of the last forward."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, *, one_pool: bool) -> None:
+        """``one_pool``: all layers are to share one KV pool, as with tiers."""
         self._runner = runner
+        self._one_pool = one_pool
         self._shape: IterationShape | None = None
 
     def take_shape(self) -> IterationShape | None:
@@ -50,7 +56,8 @@ class MeasuredRunner:
 
     @property
     def spec(self) -> ModelSpec:
-        return self._runner.spec
+        spec = self._runner.spec
+        return replace(spec, layer_groups=()) if self._one_pool else spec
 
     def allocate_kv_cache(
         self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
@@ -89,10 +96,11 @@ def shape_of(inputs: PackedInputs) -> IterationShape:
     return IterationShape(inputs.num_context_tokens, pairs, len(generations), sum(generations))
 
 
-def calibrate(config: InflightConfig, say: Callable[[str], None]) -> CostModel:
-    """Loads the checkpoint as a server with ``config`` would and computes for some seconds.
+def calibrate(config: InflightConfig, say: Callable[[str], None]) -> Calibration:
+    """Loads the checkpoint as a server with ``config`` would, computes for some seconds, and moves
+    KV through the tiers that are configured.
 
-    Raises CheckpointError, ConfigError.
+    Raises CheckpointError, ConfigError: a disk tier needs its folder here.
     """
     set_thread_defaults()
     checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
@@ -101,18 +109,24 @@ def calibrate(config: InflightConfig, say: Callable[[str], None]) -> CostModel:
 
     runner = load_runner(checkpoint.directory, config)
     say(f"measuring {checkpoint.name} on this machine, which should do nothing else")
-    return measure(runner, config.executor_config(max_seq_len=config.max_seq_len))
+    measured = measure(runner, config.executor_config(max_seq_len=config.max_seq_len))
+    for name, bandwidth in (("host memory", measured.host), ("disk", measured.disk)):
+        if bandwidth is not None:
+            down, up = (speed / 1e9 for speed in bandwidth)
+            say(f"KV tier {name}: {down:.2f} GB/s into it, {up:.2f} GB/s back")
+    return measured
 
 
-def measure(runner: ModelRunner, limits: ExecutorConfig) -> CostModel:
+def measure(runner: ModelRunner, limits: ExecutorConfig) -> Calibration:
     """``runner`` is loaded and has no KV cache yet; its forwards run on a thread, as a server's do.
     Raises ConfigError where there is no room."""
+    tiers = limits.kv_cache_config.tiers
     loads = _loads(limits)
     tokens_per_block = limits.kv_cache_config.tokens_per_block
     blocks = max(
         count * (1 + (prompt + output) // tokens_per_block) for count, prompt, output in loads
     )
-    measured = MeasuredRunner(runner)
+    measured = MeasuredRunner(runner, one_pool=tiers.exist)
     kv_config = KvCacheConfig(
         tokens_per_block=tokens_per_block, num_blocks=blocks + 1, enable_block_reuse=False
     )
@@ -132,7 +146,11 @@ def measure(runner: ModelRunner, limits: ExecutorConfig) -> CostModel:
             for same in zip(*repeats, strict=True):
                 shape, _ = same[0]
                 cost.observe(shape, median(seconds for _, seconds in same))
-    return _coefficients(cost)
+    host = measure_host_tier(runner, blocks) if tiers.host_memory_bytes else None
+    disk = None
+    if tiers.disk_bytes:
+        disk = measure_disk_tier(runner, blocks, Path(tiers.disk_path))
+    return Calibration(_coefficients(cost), host, disk)
 
 
 def _loads(limits: ExecutorConfig) -> list[tuple[int, int, int]]:

@@ -27,8 +27,8 @@ class CostOptions:
         Path | None,
         typer.Option(
             "--calibrate",
-            help="Measure the engine with --model on this machine for some seconds, and write the "
-            "cost model here.",
+            help="Measure the engine with --model on this machine for some seconds, KV tiers that "
+            "are configured too, and write the cost model here.",
             rich_help_panel=_COST,
         ),
     ] = None
@@ -68,22 +68,23 @@ class MemoryOptions:
         ),
     ] = None
     host_bandwidth: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--kv-cache-host-bandwidth",
-            help="GB/s between the KV pool and kv_cache_host_memory_bytes.",
+            help="GB/s between the KV pool and kv_cache_host_memory_bytes; unset: what --calibrate "
+            "measured, else 5.",
             rich_help_panel=_TIERS,
         ),
-    ] = 5.0
+    ] = None
     disk_bandwidth: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--kv-cache-disk-bandwidth",
-            help="GB/s of kv_cache_disk_bytes, read and written.",
+            help="GB/s of kv_cache_disk_bytes, read and written; unset: what --calibrate measured, "
+            "else 0.5.",
             rich_help_panel=_TIERS,
         ),
-    ] = 0.5
-    """With the host's, of the size that two cores and a virtual disk have."""
+    ] = None
 
 
 def with_option_groups(**groups: type[Any]) -> Callable[[Command], Command]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inflight.api.config import InflightConfig
 from inflight.cli.option_groups import CostOptions, MemoryOptions
 from inflight.cli.sizing import (
-    cost_model,
+    calibration,
     executor_limits,
     free_after_weights,
     model_shape,
@@ -52,14 +52,15 @@ def plan(config: InflightConfig, options: PlanOptions, say: Callable[[str], None
     )
     model = model_shape(config)
     limits = executor_limits(config, model)
+    measured = calibration(options.cost, config, model, say)
     question = Question(
         model=model,
         free_bytes=free_after_weights(model, limits, options.memory),
         limits=limits,
-        cost=cost_model(options.cost, config, model, say),
+        cost=measured.cost,
         traffic=traffic,
         concurrency=options.concurrency,
-        tier_speeds=tier_speeds(options.memory, model),
+        tier_speeds=tier_speeds(options.memory, model, measured),
     )
     made = make_plan(question)
     if options.as_json:

@@ -10,7 +10,7 @@ from pathlib import Path
 from inflight.api.config import InflightConfig
 from inflight.cli.option_groups import CostOptions, MemoryOptions
 from inflight.cli.sizing import (
-    cost_model,
+    calibration,
     executor_limits,
     model_shape,
     pool_blocks,
@@ -18,6 +18,7 @@ from inflight.cli.sizing import (
 )
 from inflight.engine.pools import layer_groups
 from inflight.errors import ConfigError
+from inflight.simulator.calibration_file import Calibration
 from inflight.simulator.comparison import compare_policies, comparison_json, comparison_lines
 from inflight.simulator.example import (
     EXAMPLE_BLOCKS,
@@ -64,16 +65,16 @@ def simulate(config: InflightConfig, options: SimulateOptions, say: Callable[[st
         num_blocks = EXAMPLE_BLOCKS
     num_blocks = num_blocks or pool_blocks(limits, model, options.memory)
     if options.example and options.cost == CostOptions():
-        cost = EXAMPLE_COST
+        measured = Calibration(EXAMPLE_COST)
     else:
-        cost = cost_model(options.cost, config, model, say)
+        measured = calibration(options.cost, config, model, say)
     outcomes = compare_policies(
         trace,
         limits,
-        cost,
+        measured.cost,
         num_blocks=num_blocks,
         groups=layer_groups(model, limits),
-        tier_speeds=tier_speeds(options.memory, model),
+        tier_speeds=tier_speeds(options.memory, model, measured),
     )
     if options.png is not None:
         draw(outcomes, options.png)

@@ -14,13 +14,16 @@ from inflight.engine.memory import KvMemory
 from inflight.engine.pools import kv_pools, layer_groups
 from inflight.errors import ConfigError
 from inflight.executor.executor import SEQ_LEN_CEILING
-from inflight.simulator.cost_model import CostModel, derived_cost, load_cost, save_cost
+from inflight.simulator.calibration_file import Calibration, load_calibration, save_calibration
+from inflight.simulator.cost_model import derived_cost
 from inflight.simulator.example import EXAMPLE_COST
 from inflight.simulator.model_shape import EMBEDDED_MODEL, ModelShape
-from inflight.simulator.tiers import TierSpeeds
+from inflight.simulator.tiers import Bandwidth, TierSpeeds
 
 GIB = 1 << 30
 _NO_FOLDER = "simulated"
+_DEFAULT_HOST, _DEFAULT_DISK = Bandwidth.both(5e9), Bandwidth.both(0.5e9)
+"""Of the size that two cores and a virtual disk have."""
 
 
 def model_shape(config: InflightConfig) -> ModelShape:
@@ -48,13 +51,18 @@ def executor_limits(config: InflightConfig, model: ModelShape) -> ExecutorConfig
     return config.executor_config(max_seq_len=config.max_seq_len or longest)
 
 
-def tier_speeds(options: MemoryOptions, model: ModelShape) -> TierSpeeds:
-    """Raises ConfigError where one is not positive."""
+def tier_speeds(options: MemoryOptions, model: ModelShape, calibration: Calibration) -> TierSpeeds:
+    """What an option says, else what was measured, else the defaults. Raises ConfigError where an
+    option is not positive."""
     return TierSpeeds(
         kv_bytes_per_token=model.kv_bytes_per_token,
-        host=options.host_bandwidth * 1e9,
-        disk=options.disk_bandwidth * 1e9,
+        host=_bandwidth(options.host_bandwidth, calibration.host, _DEFAULT_HOST),
+        disk=_bandwidth(options.disk_bandwidth, calibration.disk, _DEFAULT_DISK),
     )
+
+
+def _bandwidth(option: float | None, measured: Bandwidth | None, default: Bandwidth) -> Bandwidth:
+    return (measured or default) if option is None else Bandwidth.both(option * 1e9)
 
 
 def free_after_weights(model: ModelShape, limits: ExecutorConfig, options: MemoryOptions) -> int:
@@ -86,9 +94,9 @@ def pool_blocks(limits: ExecutorConfig, model: ModelShape, options: MemoryOption
     return pools[0].num_blocks
 
 
-def cost_model(
+def calibration(
     options: CostOptions, config: InflightConfig, model: ModelShape, say: Callable[[str], None]
-) -> CostModel:
+) -> Calibration:
     """By file, by measuring, or by derivation; else the example's, and a line that says so.
 
     Raises ConfigError where two ways are named or one is named by half.
@@ -98,25 +106,26 @@ def cost_model(
     if sum(way is not None for way in ways) > 1:
         raise ConfigError("--cost, --calibrate, --flops with --bandwidth: only one of them")
     if options.cost_file is not None:
-        return load_cost(options.cost_file)
+        return load_calibration(options.cost_file)
     if options.calibrate_file is not None:
         from inflight.cli.calibration import calibrate
 
         measured = calibrate(config, say)
-        save_cost(options.calibrate_file, measured)
+        save_calibration(options.calibrate_file, measured)
         return measured
     flops, bandwidth = derived
     if flops is not None and bandwidth is not None:
-        return derived_cost(
+        cost = derived_cost(
             model,
             flops_per_second=flops * 1e12,
             bytes_per_second=bandwidth * 1e9,
             base_seconds=options.base_ms / 1000,
         )
+        return Calibration(cost)
     if any(derived):
         raise ConfigError("--flops and --bandwidth: both are needed")
     say(
         "times are those of the built-in example; --calibrate, --cost, or --flops with "
         "--bandwidth give your own"
     )
-    return EXAMPLE_COST
+    return Calibration(EXAMPLE_COST)

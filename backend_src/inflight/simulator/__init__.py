@@ -5,11 +5,12 @@ from inflight.simulator.cost_model import CostModel
 from inflight.simulator.model_shape import ModelShape
 from inflight.simulator.outcome import Outcome
 from inflight.simulator.simulation import Simulation
-from inflight.simulator.tiers import TierSpeeds
+from inflight.simulator.tiers import Bandwidth, TierSpeeds
 from inflight.simulator.trace import TraceError, TraceRequest
 
 __all__ = [
     "Arrivals",
+    "Bandwidth",
     "ClosedArrivals",
     "CostModel",
     "ModelShape",

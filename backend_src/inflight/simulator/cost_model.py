@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 
 from inflight.errors import ConfigError
 from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator.model_shape import ModelShape
-
-_MAX_FILE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,37 +74,3 @@ def derived_cost(
         generation_pair_seconds=model.kv_bytes_per_token / bytes_per_second,
         weight_read_seconds=model.weight_bytes / bytes_per_second,
     )
-
-
-def save_cost(path: Path, cost: CostModel) -> None:
-    """As JSON, as ``load_cost`` reads it. Raises ConfigError where it cannot be written."""
-    try:
-        path.write_text(json.dumps(asdict(cost), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cost model {path}: {error.strerror}") from None
-
-
-def load_cost(path: Path) -> CostModel:
-    """Raises ConfigError that names the file and what is wrong in it."""
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(_MAX_FILE_BYTES)
-        values = json.loads(content)
-    except OSError as error:
-        raise ConfigError(f"cost model {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ConfigError(f"cost model {path}: not valid JSON") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"cost model {path}: must hold a JSON object")
-    known = {item.name for item in fields(CostModel)}
-    required = known - {"weight_read_seconds"}
-    if unknown := sorted(set(values) - known):
-        raise ConfigError(f"cost model {path}: {unknown[0][:40]}: there is no such coefficient")
-    if missing := sorted(required - set(values)):
-        raise ConfigError(f"cost model {path}: {missing[0]} is missing")
-    if any(type(value) not in (int, float) for value in values.values()):
-        raise ConfigError(f"cost model {path}: coefficients must be numbers")
-    try:
-        return CostModel(**{name: float(value) for name, value in values.items()})
-    except (ConfigError, OverflowError) as error:
-        raise ConfigError(f"cost model {path}: {error}") from None

@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +23,41 @@ from inflight.kv_cache.tiers.storage import LazyBlock, TierBlock
 from inflight.simulator.clock import SimulatedClock
 
 
+class Bandwidth(NamedTuple):
+    """Of a tier, in bytes a second."""
+
+    down: float
+    """Into the tier."""
+    up: float
+    """Out of it."""
+
+    @classmethod
+    def both(cls, speed: float) -> Bandwidth:
+        """The same either way."""
+        return cls(speed, speed)
+
+    @property
+    def is_possible(self) -> bool:
+        return all(math.isfinite(speed) and speed > 0 for speed in self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSpeeds:
-    """What moving KV takes; sizes are bytes, speeds bytes a second and larger than 0."""
+    """What moving KV takes."""
 
     kv_bytes_per_token: int
-    host: float
-    """Between the pool and host memory, either way. The engine waits for it."""
-    disk: float
+    host: Bandwidth
+    """Between the pool and host memory. The engine waits for it."""
+    disk: Bandwidth
     """Read and written beside each other and beside the engine."""
 
     def __post_init__(self) -> None:
         for key in ("host", "disk"):
-            speed = getattr(self, key)
-            if not (math.isfinite(speed) and speed > 0):
-                raise ConfigError(f"--kv-cache-{key}-bandwidth: {speed!r} must be larger than 0")
+            bandwidth: Bandwidth = getattr(self, key)
+            if not bandwidth.is_possible:
+                raise ConfigError(
+                    f"--kv-cache-{key}-bandwidth: {bandwidth.down!r} must be larger than 0"
+                )
 
 
 class SimulatedTiers:
@@ -52,8 +73,8 @@ class SimulatedTiers:
         self._reader: SimulatedReader | None = None
         writer: SimulatedWriter | None = None
         if disk is not None:
-            writer = SimulatedWriter(disk, speeds.disk, clock)
-            self._reader = SimulatedReader(disk, block_bytes / speeds.disk, clock)
+            writer = SimulatedWriter(disk, speeds.disk.down, clock)
+            self._reader = SimulatedReader(disk, block_bytes / speeds.disk.up, clock)
         self.kv_tiers = KvTiers(
             TierCascade(host, disk, writer=writer, loader=self._reader),
             _TimedMemory(block_bytes, speeds.host, clock),
@@ -72,19 +93,19 @@ class SimulatedTiers:
 class _TimedMemory:
     """The pool's side of a move: blocks of zeros that all are the same bytes, and time."""
 
-    def __init__(self, block_bytes: int, bytes_per_second: float, clock: SimulatedClock) -> None:
+    def __init__(self, block_bytes: int, bandwidth: Bandwidth, clock: SimulatedClock) -> None:
         self._block_bytes = block_bytes
-        self._seconds = block_bytes / bytes_per_second
+        self._bandwidth = bandwidth
         self._clock = clock
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        self._clock.now += self._seconds * len(block_ids)
+        self._clock.now += self._block_bytes / self._bandwidth.down * len(block_ids)
         return np.broadcast_to(np.uint8(0), (len(block_ids), self._block_bytes))
 
     def write_blocks(
         self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
     ) -> None:
-        self._clock.now += self._seconds * len(block_ids)
+        self._clock.now += self._block_bytes / self._bandwidth.up * len(block_ids)
 
 
 class SimulatedDisk(HostStorage):

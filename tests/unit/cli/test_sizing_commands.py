@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from inflight.cli import main
 from inflight.simulator import picture, planner
-from inflight.simulator.cost_model import save_cost
+from inflight.simulator.calibration_file import Calibration, save_calibration
 from inflight.simulator.example import EXAMPLE_COST
 
 CONFIG = {
@@ -31,7 +31,7 @@ def make_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model's config.json, a trace and a cost model; it is the working one."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "trace.csv").write_text(TRACE)
-    save_cost(tmp_path / "cost.json", EXAMPLE_COST)
+    save_calibration(tmp_path / "cost.json", Calibration(EXAMPLE_COST))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -21,6 +21,7 @@ from inflight.api.stats import KvCacheStats
 from inflight.engine.engine import Engine
 from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator import (
+    Bandwidth,
     CostModel,
     OpenArrivals,
     Outcome,
@@ -116,7 +117,9 @@ def run_simulation(
         return seconds(cost, shape)
 
     monkeypatch.setattr(CostModel, "seconds", recorded)
-    speeds = TierSpeeds(kv_bytes_per_token=1, host=HOST_BYTES_PER_SECOND, disk=1.0)
+    speeds = TierSpeeds(
+        kv_bytes_per_token=1, host=Bandwidth.both(HOST_BYTES_PER_SECOND), disk=Bandwidth.both(1.0)
+    )
     simulation = Simulation(config, COST, num_blocks=NUM_BLOCKS, tier_speeds=speeds)
     return shapes, simulation.run(OpenArrivals(trace))
 

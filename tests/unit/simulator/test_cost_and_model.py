@@ -13,9 +13,15 @@ import pytest
 
 from inflight.errors import ConfigError
 from inflight.scheduler.iteration_cost import IterationShape
-from inflight.simulator.cost_model import CostModel, derived_cost, load_cost, save_cost
+from inflight.simulator.calibration_file import (
+    Calibration,
+    load_calibration,
+    save_calibration,
+)
+from inflight.simulator.cost_model import CostModel, derived_cost
 from inflight.simulator.example import EXAMPLE_COST, example_trace
 from inflight.simulator.model_shape import EMBEDDED_MODEL, ModelShape
+from inflight.simulator.tiers import Bandwidth
 from inflight.simulator.traffic import Lengths, Traffic
 
 TINY: dict[str, Any] = {
@@ -83,10 +89,12 @@ def test_the_derived_cost_is_a_roofline() -> None:
 
 
 def test_a_cost_model_comes_back_from_its_file(tmp_path: Path) -> None:
-    save_cost(tmp_path / "cost.json", EXAMPLE_COST)
-    assert load_cost(tmp_path / "cost.json") == EXAMPLE_COST
+    measured = Calibration(EXAMPLE_COST, host=Bandwidth(3e9, 2e9))
+    for calibration in (Calibration(EXAMPLE_COST), measured):
+        save_calibration(tmp_path / "cost.json", calibration)
+        assert load_calibration(tmp_path / "cost.json") == calibration
     with pytest.raises(ConfigError, match="cannot|No such"):
-        save_cost(tmp_path / "nowhere" / "cost.json", EXAMPLE_COST)
+        save_calibration(tmp_path / "nowhere" / "cost.json", measured)
 
 
 GOOD = {
@@ -110,12 +118,15 @@ GOOD = {
         (json.dumps({**GOOD, "base_seconds": math.nan}), "base_seconds: nan must be"),
         (json.dumps({**GOOD, "base_seconds": 0}), "must take more than 0 seconds"),
         ("[" * 60_000, "not valid JSON"),
+        (json.dumps({**GOOD, "host_up": 1}), "host_down is missing"),
+        (json.dumps({**GOOD, "disk_up": 1, "disk_down": 0}), "must be larger than 0"),
+        (json.dumps({**GOOD, "disk_up": 10**400, "disk_down": 1}), "a number is too large"),
     ],
 )
 def test_a_wrong_cost_file_is_told_what_is_wrong(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "cost.json").write_text(content)
     with pytest.raises(ConfigError) as caught:
-        load_cost(tmp_path / "cost.json")
+        load_calibration(tmp_path / "cost.json")
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -18,7 +18,14 @@ from inflight.api import (
 )
 from inflight.errors import ConfigError
 from inflight.kv_cache.tiers.cascade import WRITE_QUEUE_BYTES
-from inflight.simulator import CostModel, OpenArrivals, Outcome, Simulation, TierSpeeds
+from inflight.simulator import (
+    Bandwidth,
+    CostModel,
+    OpenArrivals,
+    Outcome,
+    Simulation,
+    TierSpeeds,
+)
 from inflight.simulator.clock import SimulatedClock
 from inflight.simulator.comparison import compare_policies, comparison_json, comparison_lines
 from inflight.simulator.tiers import SimulatedDisk, SimulatedReader, SimulatedWriter
@@ -61,7 +68,9 @@ def in_turn(rounds: int) -> list[TraceRequest]:
 
 
 def run(config: ExecutorConfig, *, host: float = 1e9, disk: float = 1e9) -> Outcome:
-    speeds = TierSpeeds(kv_bytes_per_token=KV_BYTES, host=host, disk=disk)
+    speeds = TierSpeeds(
+        kv_bytes_per_token=KV_BYTES, host=Bandwidth.both(host), disk=Bandwidth.both(disk)
+    )
     simulation = Simulation(config, COST, num_blocks=POOL_BLOCKS, tier_speeds=speeds)
     return simulation.run(OpenArrivals(in_turn(4)))
 
@@ -90,7 +99,9 @@ def test_what_moves_takes_its_time() -> None:
     assert run(make_config(host_blocks=100), host=1e6).time_to_first_token.p50 == pytest.approx(
         rest + 5 * 0.004, abs=1e-6
     )
-    from_disk = run(make_config(disk_blocks=100), host=1e6, disk=1e6)
+    from_disk = run(
+        make_config(disk_blocks=100), host=Bandwidth.both(1e6), disk=Bandwidth.both(1e6)
+    )
     assert from_disk.time_to_first_token.p50 == pytest.approx(rest + 2 * 5 * 0.004, abs=0.006)
 
 
@@ -123,7 +134,9 @@ def test_a_crowded_pool_with_all_tiers_serves_everyone_and_always_alike(
         num_groups=12,
     )
     trace = traffic.trace(150, seed=3, max_seq_len=48)
-    speeds = TierSpeeds(kv_bytes_per_token=KV_BYTES, host=1e6, disk=1e6)
+    speeds = TierSpeeds(
+        kv_bytes_per_token=KV_BYTES, host=Bandwidth.both(1e6), disk=Bandwidth.both(1e6)
+    )
 
     def once() -> Outcome:
         simulation = Simulation(config, COST, num_blocks=POOL_BLOCKS, tier_speeds=speeds)
@@ -139,7 +152,9 @@ def test_a_tier_without_room_for_a_block_is_refused() -> None:
     config = ExecutorConfig(
         max_seq_len=48, kv_cache_config=KvCacheConfig(tiers=KvTiersConfig(host_memory_bytes=10))
     )
-    speeds = TierSpeeds(kv_bytes_per_token=KV_BYTES, host=1e9, disk=1e9)
+    speeds = TierSpeeds(
+        kv_bytes_per_token=KV_BYTES, host=Bandwidth.both(1e9), disk=Bandwidth.both(1e9)
+    )
     with pytest.raises(ConfigError, match="kv_cache_host_memory_bytes"):
         Simulation(config, COST, num_blocks=4, tier_speeds=speeds)
 
@@ -148,11 +163,14 @@ def test_a_tier_without_room_for_a_block_is_refused() -> None:
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_speed_that_means_nothing_is_refused(tier: str, speed: float) -> None:
     with pytest.raises(ConfigError, match=f"--kv-cache-{tier}-bandwidth"):
-        TierSpeeds(kv_bytes_per_token=1, **{"host": 1.0, "disk": 1.0} | {tier: speed})
+        speeds = {"host": Bandwidth.both(1.0), "disk": Bandwidth.both(1.0)}
+        TierSpeeds(kv_bytes_per_token=1, **speeds | {tier: Bandwidth.both(speed)})
 
 
 def test_policies_are_compared_with_tiers_and_without() -> None:
-    speeds = TierSpeeds(kv_bytes_per_token=KV_BYTES, host=1e9, disk=1e9)
+    speeds = TierSpeeds(
+        kv_bytes_per_token=KV_BYTES, host=Bandwidth.both(1e9), disk=Bandwidth.both(1e9)
+    )
     outcomes = compare_policies(
         in_turn(2), make_config(host_blocks=100), COST, num_blocks=POOL_BLOCKS, tier_speeds=speeds
     )
