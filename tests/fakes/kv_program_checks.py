@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from inflight.api.kv import PrefixMatch
 from inflight.kv_cache import KvCache, KvCacheManager, KvExtent, PrefixIdentity
 from inflight.kv_cache.radix_tree import Node, Root
 from tests.fakes.checked_kv_store import CheckedKvStore
@@ -66,6 +67,49 @@ def is_reusable(pool: KvCacheManager, request_id: int, num_blocks: int) -> bool:
     return len(keys) == num_blocks - first and all(key.digest in names for key in keys)
 
 
+def check_match(
+    kv: KvCache, request_id: int, tokens: Sequence[int], match: PrefixMatch
+) -> list[int]:
+    """It is the longest that all pools can give. Returns the numbers of whole blocks that a start
+    may reuse."""
+    first, size = kv.pools[0], kv.tokens_per_block
+    num_whole, num_part = divmod(match.num_tokens, size)
+    assert match.num_tokens < len(tokens)
+    assert 0 <= match.num_referenced_blocks <= num_whole
+    if not first._reuses:
+        assert match == (0, 0, None)
+        return [0]
+    reusable = [
+        number
+        for number in range((len(tokens) - 1) // size + 1)
+        if all(is_reusable(pool, request_id, number) for pool in kv.pools)
+    ]
+    assert num_whole == max(reusable)
+    longest = min(longest_part(pool, request_id, tokens, num_whole) for pool in kv.pools)
+    if not first._reuses_parts:
+        assert num_part == 0
+    else:  # without copies only those of blocks that nobody uses
+        assert num_part == longest or (num_part < longest and not first._copies_parts)
+    return reusable
+
+
+def longest_part(
+    pool: KvCacheManager, request_id: int, tokens: Sequence[int], num_whole: int
+) -> int:
+    """Of the tokens after so many whole blocks, all but the last one of all, how many begin a block
+    that was filed after those; by looking at every block."""
+    size, sequence = pool.tokens_per_block, pool._sequences[request_id]
+    before = sequence.known_keys[num_whole - 1].digest if num_whole else sequence.root_digest
+    wanted = tokens[num_whole * size : min(len(tokens) - 1, (num_whole + 1) * size - 1)]
+    longest = 0
+    for node in pool._tree:
+        if node.key.parent_digest == before:
+            found = np.frombuffer(node.key.token_ids, dtype="<i4").tolist()
+            common = [a == b for a, b in zip(found, wanted, strict=False)]
+            longest = max(longest, [*common, False].index(False))
+    return longest
+
+
 def check_named_blocks(
     pool: KvCacheManager,
     store: CheckedKvStore,
@@ -76,8 +120,8 @@ def check_named_blocks(
     size = pool.tokens_per_block
     for node in pool._tree:
         salt, tokens = histories[node.key.digest]
-        table = np.full(len(tokens) // size, node.block.block_id, dtype=np.int32)
-        assert store.holds(table, tokens, salt, len(tokens) - size)
+        table = np.full(-(-len(tokens) // size), node.block.block_id, dtype=np.int32)
+        assert store.holds(table, tokens, salt, (len(tokens) - 1) // size * size)
 
 
 def check_tree(kv: KvCacheManager, store: CheckedKvStore, salts: Sequence[str | None]) -> None:
@@ -105,9 +149,11 @@ def needed_blocks(
     if requests[extent.request_id].started:
         return pool.num_new_blocks(extent.request_id, extent.end)
     sequence, size = pool._sequences[extent.request_id], pool.tokens_per_block
-    nodes = pool._prefixes.find(sequence, extent.token_ids, extent.start // size).nodes
-    num_referenced = sum(node.block.ref_count > 0 for node in nodes)
-    return -(-extent.end // size) - first_seen(pool, extent.start) // size - num_referenced
+    num_whole, first = extent.start // size, first_seen(pool, extent.start) // size
+    nodes = pool._prefixes.find(sequence, extent.token_ids, num_whole).nodes
+    held = nodes[len(nodes) - (num_whole - first) :]
+    num_referenced = sum(node.block.ref_count > 0 for node in held)
+    return -(-extent.end // size) - first - num_referenced
 
 
 def check_peaks(kv: KvCache, plan: Sequence[KvExtent]) -> None:

@@ -25,18 +25,14 @@ from inflight.kv_cache.retention import DEFAULT_RETENTION
 from tests.fakes.checked_kv_store import CheckedKvStore
 from tests.fakes.kv_program_checks import (
     OpenRequest,
-    check_blocks,
-    check_histories,
-    check_named_blocks,
+    check_match,
     check_peaks,
-    check_tree,
     first_seen,
-    is_reusable,
     needed_blocks,
-    observable,
 )
 from tests.fakes.kv_program_choices import OUTCOMES, PREFIXES, SALTS, a_retention
 from tests.fakes.kv_program_tally import Tally, Tier
+from tests.fakes.kv_with_stores import KvWithStores
 
 MAX_OPEN = 6
 
@@ -51,40 +47,37 @@ class KvProgram:
         self.rng = rng
         self.tally = tally
         self.now = 0.0
-        self.reuse = rng.random() < 0.8
-        self.copies = rng.random() < 0.7
         self.has_tier = tuple(windows) == (None,)
         num_blocks, size = rng.randint(3, 20), rng.randint(1, 4)
         config = KvCacheConfig(
             tokens_per_block=size,
-            enable_block_reuse=self.reuse,
+            enable_block_reuse=rng.random() < 0.8,
             enable_partial_reuse=rng.random() < 0.8,
-            copy_on_partial_reuse=self.copies,
+            copy_on_partial_reuse=rng.random() < 0.7,
         )
         sizes = [num_blocks, *(rng.randint(3, 20) for _ in windows[1:])]
         pools = [
             KvPool(KvGroup(window, (), 1), number)
             for window, number in zip(windows, sizes, strict=True)
         ]
-        self.stores = [CheckedKvStore(pool.num_blocks, size) for pool in pools]
-        self.tier = Tier(self.stores[0])
+        stores = [CheckedKvStore(pool.num_blocks, size) for pool in pools]
+        self.tier = Tier(stores[0])
         self.kv: KvCache = make_kv_cache(
             pools,
             config,
             clock=lambda: self.now,
             observers=(self.tier,) if self.has_tier else (),
         )
-        self.requests: dict[int, OpenRequest] = {}
+        self.held = KvWithStores(self.kv, stores)
+        self.requests = self.held.requests
         self.num_opened = 0
-        self.histories: dict[bytes, tuple[str | None, list[int]]] = {}
-        """By the name of each block that was ever written."""
 
     def run(self, num_steps: int) -> None:
         """So many steps, with every check after each."""
         for _ in range(num_steps):
             step = self._next_step()
             step()
-            self.check()
+            self.held.check()
             self.tally.steps += 1
         self.tally.evicted += self.kv.stats().evicted_blocks
 
@@ -120,12 +113,12 @@ class KvProgram:
             [needed_blocks(pool, self.requests, extent) for extent in plan]
             for pool in self.kv.pools
         ]
-        before, free = self._observable(), self._free()
+        before, free = self.held.observable(), self.held.free()
         try:
             copies = self.kv.reserve(plan)
         except OutOfBlocksError:
             self.tally.refused += 1
-            assert self._observable() == before
+            assert self.held.observable() == before
             assert any(sum(of_pool) > n for of_pool, n in zip(needed, free, strict=True))
             return
         of_pools = (copies, *copies.further)
@@ -139,44 +132,42 @@ class KvProgram:
             self.requests[extent.request_id].written = extent.start
         self.kv.check_integrity()
         check_peaks(self.kv, plan)
-        taken = [n - left for n, left in zip(free, self._free(), strict=True)]
+        left = self.held.free_but_for_sources(chosen)
+        taken = [n - rest for n, rest in zip(free, left, strict=True)]
+        assert len(plan) != 1 or taken == [of_pool[0] for of_pool in needed]
         outcome = self.rng.choice(OUTCOMES)
         if outcome != "not even copied":
-            for store, of_pool in zip(self.stores, of_pools, strict=False):
-                store.copy_blocks(*of_pool[:2])
+            self.held.copy(copies)
         if outcome == "written":
-            self._write(plan)
+            self.tally.passed += self.held.write(plan)
             self.kv.commit(plan)
-            if self.has_tier:  # a copy's source is given back by the commit
-                taken = [n - left for n, left in zip(free, self._free(), strict=True)]
-            assert len(plan) != 1 or taken == [of_pool[0] for of_pool in needed]
         else:
             self._fail(plan, outcome == "failed and retried")
 
     def pause(self) -> None:
         self.tally.pauses += 1
         request_id = self._pick()
-        expected = self._free_without(request_id)
+        expected = self.held.free_without(request_id)
         self.kv.release(request_id)
         self.requests[request_id].pause()
-        assert self._free() == expected
+        assert self.held.free() == expected
 
     def close(self) -> None:
         request_id = self._pick()
-        expected = self._free_without(request_id)
+        expected = self.held.free_without(request_id)
         self.kv.close(request_id)
         request = self.requests.pop(request_id)
         self.tier.seen.append((request.salt, request.tokens))
-        assert self._free() == expected
+        assert self.held.free() == expected
 
     def fork(self) -> None:
         """Beams: they go on with tokens of their own from what is written."""
         parent_id = self._pick()
         parent = self.requests[parent_id]
         child_ids = [self._next_id() for _ in range(self.rng.randint(1, 2))]
-        free = self._free()
+        free = self.held.free()
         self.kv.fork(parent_id, child_ids)
-        assert self._free() == free
+        assert self.held.free() == free
         kept = max(parent.written, 1) if parent.started else len(parent.tokens)
         for child_id in child_ids:
             tokens = parent.tokens[:kept]
@@ -196,11 +187,11 @@ class KvProgram:
         endless[: len(request.tokens)] = request.tokens[: len(endless)]
         extent = KvExtent(request_id, start, endless)
         plan.insert(self.rng.randint(0, len(plan)), extent)
-        before = self._observable()
+        before = self.held.observable()
         try:
             self.kv.reserve(plan)
         except OutOfBlocksError:
-            assert self._observable() == before
+            assert self.held.observable() == before
         else:
             raise AssertionError("more was reserved than there is")
 
@@ -219,7 +210,7 @@ class KvProgram:
         free = self.kv.num_free_blocks
 
         def write(block_ids: npt.NDArray[np.int32]) -> None:
-            self.stores[0].write_blocks(block_ids, np.stack(contents[: len(block_ids)]))
+            self.held.stores[0].write_blocks(block_ids, np.stack(contents[: len(block_ids)]))
 
         number = self.kv.onboard(
             request_id, request.array(), [DEFAULT_RETENTION] * len(contents), write
@@ -256,13 +247,8 @@ class KvProgram:
         start = request.written
         if not request.started:
             match = self.kv.match_prefix(request_id, request.array())
-            num_whole = match.num_tokens // size
-            assert match.num_tokens < len(request.tokens)
-            assert 0 <= match.num_referenced_blocks <= num_whole
-            assert self.reuse or match == (0, 0, None)
             start = match.num_tokens
-            reusable = self._reusable(request_id, (len(request.tokens) - 1) // size)
-            assert num_whole == max(reusable)
+            reusable = check_match(self.kv, request_id, request.tokens, match)
             if self.rng.random() < 0.3:
                 start = self.rng.choice(reusable) * size
             passed = [first_seen(pool, start) // size for pool in self.kv.pools]
@@ -272,23 +258,6 @@ class KvProgram:
         remaining = len(request.tokens) - start
         num_tokens = remaining if self.rng.random() < 0.5 else self.rng.randint(1, remaining)
         return KvExtent(request_id, start, request.array()[: start + num_tokens])
-
-    def _reusable(self, request_id: int, most: int) -> list[int]:
-        """All numbers of blocks that a start may reuse."""
-        if not self.reuse:
-            return [0]
-        return [
-            number
-            for number in range(most + 1)
-            if all(is_reusable(pool, request_id, number) for pool in self.kv.pools)
-        ]
-
-    def _free(self) -> list[int]:
-        return [pool.num_free_blocks for pool in self.kv.pools]
-
-    def _free_without(self, request_id: int) -> list[int]:
-        pools = self.kv.pools
-        return [pool.num_free_blocks + pool.num_releasable_blocks(request_id) for pool in pools]
 
     def _count(self, plan: list[KvExtent], num_copies: int) -> None:
         size = self.kv.tokens_per_block
@@ -302,30 +271,10 @@ class KvProgram:
         elif num_parts == 0:
             self.tally.own_copies += num_copies
 
-    def _write(self, plan: list[KvExtent]) -> None:
-        for extent in plan:
-            request = self.requests[extent.request_id]
-            tokens, salt = request.tokens[: extent.end], request.salt
-            for pool, store in zip(self.kv.pools, self.stores, strict=True):
-                store.write(pool.block_table(extent.request_id), tokens, extent.start, salt)
-                passed = first_seen(pool, extent.end) - first_seen(pool, extent.start)
-                self.tally.passed += passed // pool.tokens_per_block
-            request.written = extent.end
-            self._note_names(extent)
-
-    def _note_names(self, extent: KvExtent) -> None:
-        sequence = self.kv.pools[0]._sequences[extent.request_id]
-        size, tokens = self.kv.tokens_per_block, extent.token_ids.tolist()
-        salt = self.requests[extent.request_id].salt
-        for index, key in enumerate(sequence.keys(extent.token_ids, 0, len(tokens) // size)):
-            self.histories[key.digest] = salt, tokens[: (index + 1) * size]
-
     def _fail(self, plan: list[KvExtent], retried: bool) -> None:
-        """A forward that failed leaves garbage where it should have written."""
+        """A forward that failed: its requests start again, or end."""
         self.tally.failures += 1
-        for extent in plan:
-            for pool, store in zip(self.kv.pools, self.stores, strict=True):
-                store.spoil(pool.block_table(extent.request_id), extent.start, extent.end)
+        self.held.spoil(plan)
         for extent in plan:
             if retried:
                 self.kv.release(extent.request_id)
@@ -333,16 +282,3 @@ class KvProgram:
             else:
                 self.kv.close(extent.request_id)
                 del self.requests[extent.request_id]
-
-    def check(self) -> None:
-        """What must hold at any time."""
-        check_blocks(self.kv, self.requests)
-        check_histories(self.kv, self.stores, self.requests)
-        for pool, store in zip(self.kv.pools, self.stores, strict=True):
-            if pool._window is None:
-                check_tree(pool, store, SALTS)
-            else:
-                check_named_blocks(pool, store, self.histories)
-
-    def _observable(self) -> object:
-        return [observable(pool, self.requests) for pool in self.kv.pools]

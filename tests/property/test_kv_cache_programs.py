@@ -19,7 +19,7 @@ NUM_STEPS = 25
 
 
 ALL_KEPT: tuple[int | None, ...] = (None,)
-NOT_WITH_WINDOWS = {"reused_parts", "taken_over", "onboarded"}
+NOT_WITH_WINDOWS = {"onboarded"}
 ONLY_WITH_WINDOWS = {"passed", "reused_windows"}
 
 

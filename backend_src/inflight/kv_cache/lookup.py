@@ -10,7 +10,7 @@ import numpy.typing as npt
 from inflight.api.kv import PrefixMatch
 from inflight.kv_cache.identity import BlockKey, token_bytes
 from inflight.kv_cache.prefix import Prefixes, ReusablePrefix
-from inflight.kv_cache.radix_tree import Node, RadixTree, Root
+from inflight.kv_cache.radix_tree import RadixTree
 from inflight.kv_cache.sequence import KvSequence
 
 
@@ -44,22 +44,38 @@ class PrefixLookup:
         self, sequence: KvSequence, token_ids: npt.NDArray[np.int32], *, is_credited: bool
     ) -> PrefixMatch:
         """``is_credited``: whether blocks that others hold count for the block budget."""
-        num_blocks, nodes = self.whole_blocks(sequence, token_ids)
-        num_tokens = num_blocks * self._tokens_per_block
-        if self._reuses_parts:
-            parent = nodes[-1] if nodes else self._tree.root(sequence.root_digest)
-            num_tokens += self._num_part_tokens(sequence, parent, token_ids, num_tokens)
+        prefix = self.whole_blocks(sequence, token_ids)
+        num_part = self.num_part_tokens(sequence, token_ids, prefix, self._tokens_per_block)
         return PrefixMatch(
-            num_tokens,
-            sum(node.block.ref_count > 0 for node in nodes) if is_credited else 0,
-            self.name_of(sequence, num_blocks, token_ids),
+            prefix.num_blocks * self._tokens_per_block + num_part,
+            sum(node.block.ref_count > 0 for node in prefix.nodes) if is_credited else 0,
+            self.name_of(sequence, prefix.num_blocks, token_ids),
         )
 
-    def num_reusable(
+    def beginning(
         self, sequence: KvSequence, token_ids: npt.NDArray[np.int32], most: int
+    ) -> ReusablePrefix:
+        """The longest reusable one of at most ``most`` whole blocks."""
+        return self._prefixes.find(sequence, token_ids, most)
+
+    def num_part_tokens(
+        self,
+        sequence: KvSequence,
+        token_ids: npt.NDArray[np.int32],
+        prefix: ReusablePrefix,
+        most: int,
     ) -> int:
-        """Whole blocks of a beginning of at most ``most`` blocks."""
-        return self._prefixes.find(sequence, token_ids, most).num_blocks
+        """How many tokens after ``prefix`` could be taken from a block that begins with them, at
+        most ``most``."""
+        start = prefix.num_blocks * self._tokens_per_block
+        end = min(len(token_ids) - 1, start + min(most, self._tokens_per_block - 1))
+        parent = self._prefixes.parent_after(sequence, prefix)
+        if not self._reuses_parts or not parent.parts:
+            return 0
+        if sequence.identity.extra_bytes(start, end + 1):
+            return 0
+        tokens = token_bytes(token_ids[start:end])
+        return self._tree.longest_part(parent, tokens, only_unused=not self._copies_parts)
 
     def name_of(
         self, sequence: KvSequence, index: int, token_ids: npt.NDArray[np.int32]
@@ -75,17 +91,3 @@ class PrefixLookup:
 
     def _most(self, token_ids: npt.NDArray[np.int32]) -> int:
         return (len(token_ids) - 1) // self._tokens_per_block
-
-    def _num_part_tokens(
-        self,
-        sequence: KvSequence,
-        parent: Node | Root,
-        token_ids: npt.NDArray[np.int32],
-        start: int,
-    ) -> int:
-        """How many tokens from ``start`` on could be taken from a block that begins with them."""
-        end = min(len(token_ids), start + self._tokens_per_block) - 1
-        if not parent.parts or sequence.identity.extra_bytes(start, end + 1):
-            return 0
-        tokens = token_bytes(token_ids[start:end])
-        return self._tree.longest_part(parent, tokens, only_unused=not self._copies_parts)

@@ -10,19 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.api.executor_config import KvCacheConfig
-from inflight.api.kv import PrefixMatch
 from inflight.api.kv_pools import first_block_seen
 from inflight.api.stats import KvCacheStats
 from inflight.errors import IntegrityError
 from inflight.kv_cache.committing import BlockCommitter
-from inflight.kv_cache.counts import PoolCounts
 from inflight.kv_cache.extent import KvExtent
 from inflight.kv_cache.identity import BlockKey, PrefixIdentity
 from inflight.kv_cache.insertion import WriteBlocks, insert_cached
 from inflight.kv_cache.integrity import find_faults
-from inflight.kv_cache.lookup import PrefixLookup
+from inflight.kv_cache.matching import PoolMatching
 from inflight.kv_cache.observer import BlockObserver, ObservedPool
-from inflight.kv_cache.prefix import Prefixes, WholePrefixes, WindowPrefixes
 from inflight.kv_cache.reservation import NO_COPIES, BlockCopies, Reservation
 from inflight.kv_cache.retention import BlockRetention, Retention
 from inflight.kv_cache.sequence import KvSequence, RequestCounts
@@ -30,7 +27,7 @@ from inflight.kv_cache.sequence import KvSequence, RequestCounts
 _MAX_REPORTED_FAULTS = 5
 
 
-class KvCacheManager(PoolCounts):
+class KvCacheManager(PoolMatching):
     """The books of one pool of the paged KV cache; the KV itself lies with the model runner.
 
     An open request that holds blocks is *started*; ``reserve`` starts it, ``release`` undoes that.
@@ -40,7 +37,7 @@ class KvCacheManager(PoolCounts):
 
     With a ``window``, the sliding window of all layers that write here, ``commit`` gives up the
     blocks that no query of the request will see again. They stay cached, and their places in the
-    table keep valid ids whose contents are somebody else's. Whole blocks are reused only.
+    table keep valid ids whose contents are somebody else's.
 
     It satisfies ``scheduler.ports.KvCapacity`` and, as the one pool of that, ``PoolCapacity``. Only
     ``reserve`` lowers ``num_free_blocks``.
@@ -58,21 +55,7 @@ class KvCacheManager(PoolCounts):
     ) -> None:
         """``num_blocks``: what the ``config`` came to. ``window``: None, all tokens are kept.
         ``number``: of the pool, among the model's. ``clock``: seconds, for retention."""
-        pool = ObservedPool(number, window)
-        super().__init__(num_blocks, config.tokens_per_block, pool, clock, observers)
-        self._reuses = config.enable_block_reuse
-        self._reuses_parts = self._reuses and config.enable_partial_reuse and window is None
-        self._copies_parts = config.copy_on_partial_reuse
-        self._prefixes: Prefixes = WholePrefixes(self._tree)
-        if window is not None:
-            self._prefixes = WindowPrefixes(self._tree, window, config.tokens_per_block)
-        self._lookup = PrefixLookup(
-            self._tree,
-            self._prefixes,
-            config.tokens_per_block,
-            reuses_parts=self._reuses_parts,
-            copies_parts=self._copies_parts,
-        )
+        super().__init__(num_blocks, config, ObservedPool(number, window), clock, observers)
         self._committer = BlockCommitter(self._pool, self._prefixes, config.tokens_per_block)
         self._num_reused = 0
         self._num_missed = 0
@@ -114,45 +97,6 @@ class KvCacheManager(PoolCounts):
             for block in parent.held_blocks:
                 self._pool.share(block)
 
-    def match_prefix(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> PrefixMatch:
-        """How much of ``token_ids`` (int32[n], n >= 1) an open request could reuse now.
-
-        At most n - 1 tokens, so that one is left to compute: whole blocks, then a beginning of one.
-        Keys are computed once a request: its tokens may only grow from call to call. Changes
-        nothing but what ``request_counts`` will call missed.
-        """
-        if not self._reuses:
-            return PrefixMatch(0, 0)
-        sequence = self._sequences[request_id]
-        sequence.num_sought_blocks = -(-len(token_ids) // self._tokens_per_block)
-        return self._lookup.match(sequence, token_ids, is_credited=self._window is None)
-
-    def num_reusable_blocks(
-        self, request_id: int, token_ids: npt.NDArray[np.int32], most: int
-    ) -> int:
-        """Whole blocks that could be reused if no more than ``most`` were: where there is a window,
-        it may be fewer than ``most`` though ``match_prefix`` offers more."""
-        return self._lookup.num_reusable(self._sequences[request_id], token_ids, most)
-
-    def name_of_block(
-        self, request_id: int, token_ids: npt.NDArray[np.int32], index: int
-    ) -> bytes | None:
-        """``PrefixMatch.next_block`` after ``index`` reused blocks, once ``match_prefix`` was
-        called with the same tokens."""
-        if not self._reuses:
-            return None
-        return self._lookup.name_of(self._sequences[request_id], index, token_ids)
-
-    def missing_blocks(
-        self, request_id: int, token_ids: npt.NDArray[np.int32]
-    ) -> Sequence[BlockKey]:
-        """The whole blocks that ``match_prefix`` would offer as well if they were in the cache, in
-        order: what other tiers may be asked for. Not for a pool with a window."""
-        assert self._window is None, "there are no tiers below a pool with a window"
-        if not self._reuses:
-            return ()
-        return self._lookup.missing(self._sequences[request_id], token_ids)
-
     def onboard(
         self,
         request_id: int,
@@ -177,15 +121,6 @@ class KvCacheManager(PoolCounts):
             )
         ]
         return insert_cached(self._pool, (root, nodes), keys, write) if keys else 0
-
-    def next_block(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> bytes | None:
-        """The name of the block that a started request makes reusable next, if ``token_ids``
-        (int32[n], all it has) fill it; see ``PrefixMatch.next_block``."""
-        sequence = self._sequences[request_id]
-        index = sequence.num_committed_blocks
-        if not self._reuses or len(token_ids) < (index + 1) * self._tokens_per_block:
-            return None
-        return next(sequence.keys(token_ids, index, index + 1)).digest
 
     def num_new_blocks(self, request_id: int, end: int) -> int:
         """Blocks that ``reserve`` takes from the free ones for a started request to write up to

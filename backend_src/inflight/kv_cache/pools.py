@@ -18,6 +18,7 @@ from inflight.kv_cache.extent import KvExtent
 from inflight.kv_cache.identity import BlockKey, PrefixIdentity
 from inflight.kv_cache.manager import KvCacheManager
 from inflight.kv_cache.observer import BlockObserver
+from inflight.kv_cache.prefix import ReusablePrefix
 from inflight.kv_cache.reservation import NO_COPIES, BlockCopies
 from inflight.kv_cache.retention import BlockRetention
 from inflight.kv_cache.sequence import RequestCounts
@@ -27,8 +28,8 @@ class KvCachePools:
     """Two or more pools in step: what ``KvCacheManager`` promises of one, of all of them at once.
 
     A request has a table in each pool. A beginning of it is reusable where every pool can reuse it,
-    in whole blocks only; layers without a window, which keep everything, come first where there are
-    any. ``observers`` hear of all pools.
+    whole blocks and the part after them; layers without a window, which keep everything, come first
+    where there are any. ``observers`` hear of all pools.
     """
 
     def __init__(
@@ -40,7 +41,6 @@ class KvCachePools:
         observers: Sequence[BlockObserver] = (),
     ) -> None:
         assert len(pools) > 1, "one pool is a KvCacheManager"
-        config = replace(config, enable_partial_reuse=False)
         self._pools = tuple(
             KvCacheManager(
                 num_blocks,
@@ -90,15 +90,24 @@ class KvCachePools:
         """The longest beginning that all pools can reuse."""
         matches = [pool.match_prefix(request_id, token_ids) for pool in self._pools]
         size = self.tokens_per_block
-        longest = num_blocks = min(match.num_tokens for match in matches) // size
-        while True:
+        prefixes: list[ReusablePrefix] = []
+
+        def common_blocks(most: int) -> int:
+            prefixes.clear()
             for pool in self._pools:
-                num_blocks = pool.num_reusable_blocks(request_id, token_ids, num_blocks)
-            if num_blocks == longest:
-                break
-            longest = num_blocks
+                prefixes.append(pool.beginning(request_id, token_ids, most))
+                most = prefixes[-1].num_blocks
+            return most
+
+        def common_part(most: int) -> int:
+            for pool, prefix in zip(self._pools, prefixes, strict=True):
+                most = pool.num_part_tokens(request_id, token_ids, prefix, most)
+            return most
+
+        num_blocks = _settled(common_blocks, min(match.num_tokens for match in matches) // size)
+        num_part = _settled(common_part, size)
         return PrefixMatch(
-            num_blocks * size,
+            num_blocks * size + num_part,
             # Who holds a block of the first pool holds those before it, or there is no credit.
             min(matches[0].num_referenced_blocks, num_blocks),
             self._pools[0].name_of_block(request_id, token_ids, num_blocks),
@@ -161,6 +170,15 @@ class KvCachePools:
             pool.check_integrity()
         if len({tuple(pool.lengths()) for pool in self._pools}) > 1:
             raise IntegrityError("the pools differ in which requests are open, or how far they are")
+
+
+def _settled(shorten: Callable[[int], int], longest: int) -> int:
+    """What every pool agrees to: ``shorten`` asks each in turn for at most so much."""
+    while True:
+        agreed = shorten(longest)
+        if agreed == longest:
+            return agreed
+        longest = agreed
 
 
 KvCache = KvCacheManager | KvCachePools

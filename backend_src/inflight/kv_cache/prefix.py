@@ -46,6 +46,15 @@ class Prefixes(Protocol):
         """Under what block ``index`` of a started sequence is filed; those before are committed."""
         ...
 
+    def parent_after(self, sequence: KvSequence, prefix: ReusablePrefix) -> Node | Root:
+        """Under what the block after a prefix that ``find`` gave would be filed."""
+        ...
+
+    def seen_from(self, prefix: ReusablePrefix, position: int) -> ReusablePrefix:
+        """``prefix`` without the blocks that a token at ``position``, in the block after it, does
+        not see any more."""
+        ...
+
 
 class WholePrefixes:
     """A block is reusable after all blocks before it. They are filed as a path of the tree."""
@@ -66,6 +75,12 @@ class WholePrefixes:
         node = sequence.blocks[index - 1].node
         assert node is not None
         return node
+
+    def parent_after(self, sequence: KvSequence, prefix: ReusablePrefix) -> Node | Root:
+        return prefix.nodes[-1] if prefix.nodes else self._tree.root(sequence.root_digest)
+
+    def seen_from(self, prefix: ReusablePrefix, position: int) -> ReusablePrefix:
+        return prefix
 
 
 class WindowPrefixes:
@@ -96,6 +111,13 @@ class WindowPrefixes:
 
     def parent(self, sequence: KvSequence, index: int) -> Root:
         return self._root_before(sequence, sequence.known_keys, index)
+
+    def parent_after(self, sequence: KvSequence, prefix: ReusablePrefix) -> Root:
+        return self._root_before(sequence, sequence.known_keys, prefix.num_blocks)
+
+    def seen_from(self, prefix: ReusablePrefix, position: int) -> ReusablePrefix:
+        first = first_block_seen(position, self._window, self._tokens_per_block)
+        return prefix._replace(nodes=prefix.nodes[max(0, first - prefix.num_passed) :])
 
     def _last_nodes(
         self, sequence: KvSequence, keys: Sequence[BlockKey], first: int, end: int

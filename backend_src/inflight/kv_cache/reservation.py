@@ -14,7 +14,7 @@ from inflight.kv_cache.extent import KvExtent
 from inflight.kv_cache.identity import token_bytes
 from inflight.kv_cache.pool import BlockPool
 from inflight.kv_cache.prefix import Prefixes, ReusablePrefix
-from inflight.kv_cache.radix_tree import Node, RadixTree, Root
+from inflight.kv_cache.radix_tree import Node, RadixTree
 from inflight.kv_cache.sequence import KvSequence
 
 
@@ -111,9 +111,8 @@ class Reservation:
             )
         growth.num_new -= num_whole
         if growth.part_tokens:
-            parent: Node | Root = self._tree.root(sequence.root_digest)
-            if growth.prefix.nodes:
-                parent = growth.prefix.nodes[-1]
+            parent = self._prefixes.parent_after(sequence, growth.prefix)
+            growth.prefix = self._prefixes.seen_from(growth.prefix, extent.start)
             tokens = token_bytes(token_ids[num_whole * sequence.tokens_per_block : extent.start])
             growth.part = self._tree.find_part(parent, tokens, only_unused=self._prefer_take_over)
             if growth.part is None:

@@ -22,7 +22,7 @@ _DP_RANK = 0
 class CacheGroup(NamedTuple):
     """The pool of a block. Consumers that know groups find a block by its hash and its group."""
 
-    index: int
+    number: int
     window: int | None
     """The sliding window of its layers, in tokens; None: they see everything."""
 
@@ -30,7 +30,7 @@ class CacheGroup(NamedTuple):
         """What vLLM says of a group in ``BlockStored``, in the order of the array form."""
         return {
             "extra_keys": None,
-            "group_idx": self.index,
+            "group_idx": self.number,
             "kv_cache_spec_kind": "full_attention" if self.window is None else "sliding_window",
             "kv_cache_spec_sliding_window": self.window,
         }
@@ -75,7 +75,7 @@ class BlockRemoved(NamedTuple):
     group: CacheGroup | None = None
 
     def fields(self) -> dict[str, Any]:
-        of_group = {} if self.group is None else {"group_idx": self.group.index}
+        of_group = {} if self.group is None else {"group_idx": self.group.number}
         return {"block_hashes": self.block_hashes, "medium": self.medium, **of_group}
 
 

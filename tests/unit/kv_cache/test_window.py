@@ -43,6 +43,14 @@ def write(kv: KvCacheManager | KvCachePools, request_id: int, start: int, end: i
     kv.check_integrity()
 
 
+def lose(kv: KvCacheManager, tokens_of_block: np.ndarray) -> None:
+    """Evicts the one block that holds these tokens."""
+    (node,) = (n for n in kv._tree if n.key.token_ids == tokens_of_block.tobytes())
+    kv._pool.reference(node.block)
+    kv._pool.take_over(node.block)
+    kv._pool.release(node.block)
+
+
 def seen_blocks(first: int, end: int, window: int) -> int:
     """Blocks with tokens that are written in [first, end) or that its queries see, counted."""
     return len({position // T for position in range(max(0, first - window + 1), end)})
@@ -145,7 +153,8 @@ def test_a_shorter_prefix_is_not_reusable_where_its_window_is_gone() -> None:
     kv.close(1)
     kv.open(2)
     kv.match_prefix(2, count(30))
-    assert [kv.num_reusable_blocks(2, count(30), most) for most in (6, 5, 4, 3)] == [6, 5, 4, 0]
+    found = [kv.beginning(2, count(30), most).num_blocks for most in (6, 5, 4, 3)]
+    assert found == [6, 5, 4, 0]
     with pytest.raises(OutOfBlocksError):
         kv.reserve([extent(2, count(14), 12)])
 
@@ -163,13 +172,54 @@ def test_other_tokens_before_the_window_are_another_prefix() -> None:
     assert kv.match_prefix(3, first).num_tokens == 0
 
 
-def test_parts_of_blocks_are_not_reused() -> None:
-    kv = make_kv(enable_partial_reuse=True)
+def test_a_part_is_copied_and_what_its_first_token_does_not_see_is_not_held() -> None:
+    """The window of position 15 begins at 10: of three whole blocks it sees the last."""
+    kv = make_kv()
     kv.open(1)
-    write(kv, 1, 0, 7)
+    write(kv, 1, 0, 16)
     kv.close(1)
     kv.open(2)
-    assert kv.match_prefix(2, count(7)).num_tokens == 4
+    assert kv.match_prefix(2, count(16)).num_tokens == 15
+    copies = kv.reserve([extent(2, count(16), 15)])
+    kv.check_integrity()
+    assert kv.block_table(2)[2:].tolist() == [2, *copies.target_ids]
+    assert copies.source_ids.tolist() == [3] and kv.num_held_blocks(2) == 2
+
+
+def test_a_part_that_a_request_left_behind_needs_only_its_window() -> None:
+    kv = make_kv()
+    kv.open(1)
+    for position in range(19):
+        write(kv, 1, position, position + 1)
+    kv.close(1)
+    for lost in (0, 1):  # a query at 16 sees from 11 on
+        lose(kv, count(16)[lost * T : (lost + 1) * T])
+    kv.open(2)
+    assert kv.match_prefix(2, count(30)).num_tokens == 19
+    kv.reserve([extent(2, count(20), 19)])
+    kv.check_integrity()
+
+
+def test_pools_reuse_a_part_as_far_as_all_of_them_have_it() -> None:
+    """The first pool has seven tokens of the second block, the other lost its end."""
+    kv = make_pools((None, 9), (3, 9))
+    for request_id, end in ((1, 8), (2, 6)):
+        kv.open(request_id)
+        write(kv, request_id, 0, end)
+    kv.close(2)
+    kv.close(1)
+    kv.open(3)
+    assert kv.match_prefix(3, count(9)).num_tokens == 8
+    lose(kv.pools[1], count(8)[4:])
+    kv.open(4)
+    write(kv, 4, 0, 6)
+    kv.close(4)
+    assert [pool.match_prefix(3, count(9)).num_tokens for pool in kv.pools] == [8, 6]
+    match = kv.match_prefix(3, count(9))
+    assert match.num_tokens == 6
+    copies = kv.reserve([extent(3, count(9), match.num_tokens)])
+    assert len(copies.target_ids) == len(copies.further[0].target_ids) == 1
+    kv.check_integrity()
 
 
 def test_without_reuse_passed_blocks_are_empty() -> None:
@@ -253,7 +303,7 @@ def test_a_prefix_is_reusable_where_all_pools_have_it() -> None:
     assert kv.match_prefix(2, count(30)).num_tokens == 24
     assert kv.match_prefix(2, count(21)).num_tokens == 20
     assert kv.match_prefix(2, count(14)).num_tokens == 0
-    assert kv.pools[0].match_prefix(2, count(14)).num_tokens == 12
+    assert kv.pools[0].match_prefix(2, count(14)).num_tokens == 13
 
 
 def test_what_is_waited_for_comes_after_what_all_pools_reuse() -> None:

@@ -156,7 +156,7 @@ def test_of_several_pools_each_is_told_or_the_first_alone(
         kv.close(request_id)
         for event in announcer.events(queue.take().changes):
             assert isinstance(event, BlockStored | BlockRemoved)
-            index = None if event.group is None else event.group.index
+            index = None if event.group is None else event.group.number
             hashes = {(index, each) for each in event.block_hashes}
             if isinstance(event, BlockStored):
                 assert known.isdisjoint(hashes)
