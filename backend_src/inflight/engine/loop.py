@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from inflight.api.response import FinishReason
 from inflight.batch.llm_request import LlmRequest
 from inflight.batch.plan import ScheduledBatch
 from inflight.engine.book import RequestBook
+from inflight.engine.forward import extents_of, prepare_forward
 from inflight.engine.iteration import ComputedIteration, SettledIteration
-from inflight.engine.lane import ForwardWork
 from inflight.engine.parts import EngineParts
 from inflight.engine.record import RequestRecord
 from inflight.errors import EngineError, IntegrityError, RequestError, RequestFailedError
-from inflight.kv_cache import BlockCopies, BlockRetention, KvExtent, PrefixIdentity
-from inflight.model.runner import ModelRunner
+from inflight.kv_cache import BlockRetention, PrefixIdentity
 from inflight.sampling.sampler import SampledTokens
 
 logger = logging.getLogger(__name__)
@@ -62,9 +61,9 @@ class IterationLoop:
             return False
         self._iteration += 1
         self._start(plan, began)
-        extents = _extents(plan)
+        extents = extents_of(plan)
         try:
-            self.parts.lane.start(self._prepare(plan, extents))
+            self.parts.lane.start(prepare_forward(self.parts, plan, extents))
         except Exception as error:
             self._deliver(settled)
             self._fail(plan, error)
@@ -203,24 +202,6 @@ class IterationLoop:
                     self.parts.stats.count_started(now - chunk.request.arrival_time)
                 self.book.start(chunk.request)
 
-    def _prepare(self, plan: ScheduledBatch, extents: Sequence[KvExtent]) -> ForwardWork:
-        """All that the lane needs, fixed: whatever ends or joins meanwhile does not disturb it."""
-        parts = self.parts
-        copies = parts.kv.reserve(extents)
-        rows = parts.sampler.rows([chunk.request for chunk in plan.chunks if chunk.samples])
-        tables = [pool.block_table for pool in parts.kv.pools]
-        inputs = parts.packer.pack(plan, tables[0], tables[1:], need_logits=rows.need_logits)
-
-        def compute() -> SampledTokens:
-            _make_copies(parts.runner, copies)
-            output = parts.runner.forward(inputs)
-            if output.logits is not None:
-                return parts.sampler.sample(rows, output.logits)
-            assert output.likeliest is not None
-            return parts.sampler.take_likeliest(rows, output.likeliest)
-
-        return compute
-
     def _wait(self) -> SampledTokens | Exception:
         try:
             return self.parts.lane.wait()
@@ -302,16 +283,3 @@ def _kv_terms(llm: LlmRequest) -> tuple[PrefixIdentity, BlockRetention | None]:
         PrefixIdentity(cache_salt=llm.request.cache_salt),
         None if retention is None else BlockRetention(retention, llm.prompt_length),
     )
-
-
-def _extents(plan: ScheduledBatch) -> list[KvExtent]:
-    return [
-        KvExtent(chunk.request.request_id, chunk.start, chunk.request.token_ids[: chunk.end])
-        for chunk in plan.chunks
-    ]
-
-
-def _make_copies(runner: ModelRunner, copies: BlockCopies) -> None:
-    for pool, of_pool in enumerate((copies, *copies.further)):
-        if len(of_pool.target_ids) > 0:
-            runner.copy_blocks(of_pool.source_ids, of_pool.target_ids, pool)
