@@ -18,7 +18,7 @@ from torch import Tensor
 from inflight.api import ExecutorConfig, KvCacheConfig
 from inflight.api.config import InflightConfig
 from inflight.api.kv_pools import KvPool
-from inflight.batch import ScheduledBatch
+from inflight.batch import Phase, ScheduledBatch, ScheduledChunk
 from inflight.engine.pools import layer_groups
 from inflight.kv_cache import KvCache, KvExtent, make_kv_cache
 from inflight.model.factory import load_hf_runner
@@ -145,6 +145,58 @@ def test_pools_that_give_blocks_back_change_no_logit(
     sequences = [rng.integers(3, VOCAB_SIZE, size=length) for length in LENGTHS]
     got = logits_of_all_rows(runner, kv, storage, sequences)
     np.testing.assert_allclose(got, plain_logits(directory, sequences), atol=1e-4, rtol=0)
+
+
+def computed_alone(
+    runner: Runner, kv: KvCache, number: int, tokens: npt.NDArray[np.int64]
+) -> tuple[int, npt.NDArray[np.float32]]:
+    """A request from its start to its end: tokens that were reused, and the logits of the rest."""
+    packer = Packer(
+        max_num_tokens=64,
+        max_batch_size=1,
+        max_blocks_per_sequence=-(-len(tokens) // TOKENS_PER_BLOCK),
+        tokens_per_block=TOKENS_PER_BLOCK,
+        num_pools=len(kv.pools),
+    )
+    request = request_of(number, tokens)
+    kv.open(number)
+    start = kv.match_prefix(number, request.token_ids).num_tokens
+    chunk = ScheduledChunk(request, Phase.CONTEXT, start, len(tokens) - start, True)
+    plan = ScheduledBatch(0, context=(chunk,))
+    copies = kv.reserve(extents_of(plan))
+    for pool, of_pool in enumerate((copies, *copies.further)):
+        runner.copy_blocks(of_pool.source_ids, of_pool.target_ids, pool)
+    tables = [pool.block_table for pool in kv.pools]
+    inputs = packer.pack(plan, tables[0], tables[1:])
+    output = runner.forward(replace(inputs, logits_indices=np.arange(plan.num_tokens)))
+    kv.commit(extents_of(plan))
+    kv.close(number)
+    assert output.logits is not None
+    return start, output.logits.copy()
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+@pytest.mark.parametrize("model_type", ["mistral", "gemma2"])
+def test_a_part_that_is_copied_in_every_pool_changes_no_logit(
+    model_type: str, kind: str, tmp_path: Path
+) -> None:
+    directory = tiny_checkpoint(tmp_path, model_type)
+    runner = make_runner(kind, directory)
+    pools = tuple(
+        KvPool(group, NUM_BLOCKS[group.window]) for group in layer_groups(runner.spec, CONFIG)
+    )
+    runner.allocate_kv_cache(pools[0].num_blocks, TOKENS_PER_BLOCK, pools[1:])
+    kv = make_kv_cache(pools, CONFIG.kv_cache_config, clock=lambda: 0.0, observers=())
+    rng = np.random.default_rng(7)
+    first = rng.integers(3, VOCAB_SIZE, size=60)
+    second = np.concatenate([first[:45], rng.integers(3, VOCAB_SIZE, size=15)])
+    third = np.concatenate([first, first[:4]])  # the last block of the first was not full
+    computed_alone(runner, kv, 1, first)
+    for number, tokens, reused in ((2, second, 45), (3, third, 60)):
+        start, logits = computed_alone(runner, kv, number, tokens)
+        assert start == reused
+        expected = plain_logits(directory, [tokens])[start:]
+        np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["fused native", "hf torch"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -25,6 +26,7 @@ from inflight.kv_cache.tiers.storage import BlockContent, TierBlock
 
 SUFFIX = ".kvblock"
 UNFINISHED_SUFFIX = ".kvblock-unfinished"
+_NAME = re.compile(rf"[0-9a-f]{{64}}({re.escape(SUFFIX)}|{re.escape(UNFINISHED_SUFFIX)})")
 
 _MAGIC = b"INFLKVB\n"
 _VERSION = 2
@@ -143,6 +145,16 @@ class BlockFiles:
         if size != _FIXED_BYTES + header.num_tokens + header.num_extra + header.num_content:
             raise BadBlockFileError("it is cut short, or longer than it says")
         return header
+
+
+def is_block_file(path: Path) -> bool:
+    """Finished or not, by its name."""
+    return _NAME.fullmatch(path.name) is not None
+
+
+def touch(path: Path, used_at_ns: int) -> None:
+    """Keeps when the block was used last, in nanoseconds of ``time.time_ns``. Raises OSError."""
+    os.utime(path, ns=(used_at_ns, used_at_ns))
 
 
 def _retention_record(retention: Retention) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,8 @@ from inflight.kv_cache.tiers.block_file import (
     UNFINISHED_SUFFIX,
     BadBlockFileError,
     BlockFiles,
+    is_block_file,
+    touch,
 )
 from inflight.kv_cache.tiers.folder import private_folder, take_lock
 from inflight.kv_cache.tiers.index import TierIndex
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 _BETWEEN_KEPT_NS = 1000
 """Between the times of use of blocks that ``close`` leaves; file systems store nanoseconds."""
-_OUR_FILES = re.compile(rf"[0-9a-f]{{64}}({re.escape(SUFFIX)}|{re.escape(UNFINISHED_SUFFIX)})")
 
 
 class DiskStorage:
@@ -86,7 +86,7 @@ class DiskStorage:
         path = self._path(key.digest)
         try:
             content = self._files.read(path, key)
-            _touch(path, time.time_ns())
+            touch(path, time.time_ns())
             return TierBlock(key, content, self._use(key.digest))
         except FileNotFoundError:
             pass  # given up meanwhile
@@ -134,13 +134,12 @@ class DiskStorage:
         path = self._path(digest)
         try:
             self._files.write(path, block._replace(retention=retention))
-            _touch(path, time.time_ns())
+            touch(path, time.time_ns())
         except OSError as error:
             self._count_io_error("written", error)
             self._delete(digest)
-            with self._lock:
-                self._index.remove(digest)
-                self._unfinished = None
+            self._forget(digest)
+            self._unfinished = None
             return
         with self._lock:
             self._unfinished = None
@@ -157,11 +156,16 @@ class DiskStorage:
         self._changed[digest] = time.time_ns()
 
     def remove(self, key: BlockKey) -> None:
-        with self._lock:
-            self._index.remove(key.digest)
-            self._changed.pop(key.digest, None)
+        if key.digest == self._unfinished:
+            return  # a file that a load did not find any more is being written anew
+        self._forget(key.digest)
         self._delete(key.digest)
         self.on_lost(key.digest)
+
+    def _forget(self, digest: bytes) -> None:
+        with self._lock:
+            self._index.remove(digest)
+            self._changed.pop(digest, None)
 
     def close(self, blocks: Iterable[LazyBlock] = (), deadline: float = 0.0) -> int:
         """Gives the folder back, once nobody else writes.
@@ -204,28 +208,30 @@ class DiskStorage:
                     continue
                 if not self.contains(key):
                     break
-            num_kept += 1
             with self._lock:
-                if key.digest not in self._index:
-                    continue  # a load that had begun found it damaged
                 self._index.pin(key.digest)
                 self._changed.pop(key.digest, None)
             # The most valuable counts as the one used last.
+            num_kept += 1
             self._write_change(key.digest, now - num_kept * _BETWEEN_KEPT_NS)
         return num_kept
 
     def _write_changes(self, deadline: float) -> None:
-        for digest, used_at_ns in self._changed.items():
+        for digest, used_at_ns in list(self._changed.items()):
             if time.monotonic() >= deadline:
                 return
             self._write_change(digest, used_at_ns)
 
     def _write_change(self, digest: bytes, used_at_ns: int) -> None:
         """What counts for the block, for the next process."""
-        path, retention = self._path(digest), self._index.retention_of(digest)
+        with self._lock:
+            if digest not in self._index:
+                return  # a load that had begun found it damaged
+            retention = self._lasting(self._index.retention_of(digest))
+        path = self._path(digest)
         try:
-            self._files.write_retention(path, self._lasting(retention))
-            _touch(path, used_at_ns)
+            self._files.write_retention(path, retention)
+            touch(path, used_at_ns)
         except OSError as error:
             self._count_io_error("touched", error)
 
@@ -242,7 +248,7 @@ class DiskStorage:
         """
         found = []
         for path in self._folder.iterdir():
-            if not _OUR_FILES.fullmatch(path.name):
+            if not is_block_file(path):
                 continue
             try:
                 if not self._keeps_files or path.suffix == UNFINISHED_SUFFIX:
@@ -283,11 +289,6 @@ class DiskStorage:
             self.num_bad_files += 1
             number = self.num_bad_files
         _warn(number, f"a KV block on disk is not used: {fault}")
-
-
-def _touch(path: Path, used_at_ns: int) -> None:
-    """The order of use, for a later process. Raises OSError."""
-    os.utime(path, ns=(used_at_ns, used_at_ns))
 
 
 def _ignore(digest: bytes) -> None:

@@ -96,9 +96,9 @@ class TierIndex:
         return self._entries[digest].retention
 
     def pin(self, digest: bytes) -> None:
-        """The block is not given up any more, whatever comes."""
-        entry = self._entries[digest]
-        if entry in self._order:
+        """The block is not given up any more, whatever comes. One that is not here is ignored."""
+        entry = self._entries.get(digest)
+        if entry is not None and entry in self._order:
             self._leave(entry)
 
     def remove(self, digest: bytes) -> None:
