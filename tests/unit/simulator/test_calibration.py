@@ -25,7 +25,7 @@ COST = CostModel(
 def measured(runner: ClockRunner, limits: ExecutorConfig, patch: pytest.MonkeyPatch) -> CostModel:
     clock = SimpleNamespace(perf_counter=lambda: runner.now)
     patch.setattr(calibration, "time", clock)
-    return calibration.measure(runner, limits)
+    return calibration.measure(runner, limits).cost
 
 
 def test_the_coefficients_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

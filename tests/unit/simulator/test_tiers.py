@@ -99,9 +99,7 @@ def test_what_moves_takes_its_time() -> None:
     assert run(make_config(host_blocks=100), host=1e6).time_to_first_token.p50 == pytest.approx(
         rest + 5 * 0.004, abs=1e-6
     )
-    from_disk = run(
-        make_config(disk_blocks=100), host=Bandwidth.both(1e6), disk=Bandwidth.both(1e6)
-    )
+    from_disk = run(make_config(disk_blocks=100), host=1e6, disk=1e6)
     assert from_disk.time_to_first_token.p50 == pytest.approx(rest + 2 * 5 * 0.004, abs=0.006)
 
 
