@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -19,8 +20,13 @@ _FIT_PASSES = 4
 _LEAST_ERROR = 1e-3
 """Relative errors below this weigh alike in a fit; clocks and caches jitter as much."""
 
-_TAIL_OVER_MEDIAN_ERROR = 1.645 / 0.6745
-"""Standard deviations below which 95% of a normal distribution lie, and within which half does."""
+_PACE_WINDOW = 5
+"""Iterations whose median says how fast the machine is just now."""
+
+_TAIL_QUANTILE = 0.95
+
+_HICCUP = 2.0
+"""Iterations that take so many times what was expected are the machine's, whatever their shape."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,17 +59,23 @@ def generation_pairs(generation: Iterable[ScheduledChunk]) -> int:
 
 
 class IterationCost:
-    """seconds = c0 + c . shape, with no negative coefficient, from a window of measurements.
+    """seconds = pace * (c0 + c . shape), with no negative coefficient, from measurements.
 
     The fit makes the sum of relative absolute errors small, so that a hiccup of the machine counts
-    little however long it took. It is made when it is asked for, after new measurements.
+    little however long it took. It is made when it is asked for, after new measurements. Machines
+    also have slower and faster minutes, which a window of many iterations learns late: ``pace`` is
+    the median of the last few measurements over what the fit says of them.
     """
 
     def __init__(self) -> None:
         self._with_contexts = _Ring()
         self._without = _Ring()
-        self._coefficients: Floats | None = None
-        self._tail = 1.0
+        self._coefficients = np.zeros(1 + len(IterationShape._fields))
+        self._is_fitted = True
+        self._paces: deque[float] = deque(maxlen=_PACE_WINDOW)
+        """Of the last iterations: what they took over what the fit of then said."""
+        self._misses: deque[float] = deque(maxlen=_WINDOW)
+        """Of the last iterations with contexts: what they took over what was expected."""
 
     @property
     def largest_context(self) -> int:
@@ -72,43 +84,44 @@ class IterationCost:
 
     def observe(self, shape: IterationShape, seconds: float) -> None:
         """An iteration of this shape took so long (> 0)."""
+        row = (1.0, *shape)
+        fitted = float(self._coefficients @ np.array(row))
+        if fitted > 0:
+            if shape.num_context_tokens:
+                self._misses.append(seconds / (fitted * self._pace()))
+            self._paces.append(seconds / fitted)
         ring = self._with_contexts if shape.num_context_tokens else self._without
-        ring.add((1.0, *shape), seconds)
-        self._coefficients = None
+        ring.add(row, seconds)
+        self._is_fitted = False
 
     def seconds(self, shape: IterationShape) -> float:
         """The expected time; there has been a measurement."""
-        return float(self._fitted() @ np.array((1.0, *shape)))
+        return float(self._fitted() @ np.array((1.0, *shape))) * self._pace()
 
     def tail_factor(self) -> float:
         """Of 20 iterations with contexts 19 take at most this many times what ``seconds`` says.
 
-        1 + 2.44 times the median relative error, which is that of a normal distribution: hiccups
-        that no chunk size would have prevented do not count.
+        From what was said of earlier ones before they ran. Hiccups that no chunk size would have
+        prevented do not count.
         """
-        self._fitted()
-        return self._tail
+        misses = [miss for miss in self._misses if miss < _HICCUP]
+        return max(1.0, float(np.quantile(misses, _TAIL_QUANTILE))) if misses else 1.0
 
     def context_coefficients(self) -> tuple[float, float]:
         """Seconds for a context token and for a context pair."""
-        _, per_token, per_pair, _, _ = self._fitted().tolist()
+        _, per_token, per_pair, _, _ = (self._fitted() * self._pace()).tolist()
         return per_token, per_pair
 
-    def _fitted(self) -> Floats:
-        if self._coefficients is None:
-            shapes = np.concatenate((self._with_contexts.shapes, self._without.shapes))
-            times = np.concatenate((self._with_contexts.times, self._without.times))
-            self._coefficients = _fit(shapes, times)
-            self._tail = self._measure_tail(self._coefficients)
-        return self._coefficients
+    def _pace(self) -> float:
+        return float(np.median(self._paces)) if self._paces else 1.0
 
-    def _measure_tail(self, coefficients: Floats) -> float:
-        expected = self._with_contexts.shapes @ coefficients
-        known = expected > 0
-        if not known.any():
-            return 1.0
-        errors = np.abs(self._with_contexts.times[known] / expected[known] - 1)
-        return 1 + _TAIL_OVER_MEDIAN_ERROR * float(np.median(errors))
+    def _fitted(self) -> Floats:
+        if not self._is_fitted:
+            rows = np.concatenate((self._with_contexts.shapes, self._without.shapes))
+            times = np.concatenate((self._with_contexts.times, self._without.times))
+            self._coefficients = _fit(rows, times)
+            self._is_fitted = True
+        return self._coefficients
 
 
 class _Ring:

@@ -48,6 +48,23 @@ def hiccups(seed: int) -> Machine:
     return take
 
 
+def moods(seed: int) -> Machine:
+    """8% jitter, rare hiccups, and spells in which all takes 1.45 times as long."""
+    draw = random.Random(seed)
+    num_taken, spell_end, factor = 0, 0, 1.45
+
+    def take(shape: IterationShape) -> float:
+        nonlocal num_taken, spell_end, factor
+        if num_taken == spell_end:
+            spell_end += draw.randint(12, 75)
+            factor = 1.45 if factor == 1.0 else 1.0
+        num_taken += 1
+        hiccup = 5.0 if draw.random() < 1 / 60 else 1.0
+        return machine(shape) * factor * hiccup * max(0.7, draw.gauss(1, 0.08))
+
+    return take
+
+
 def compute_prompt(target: LatencyTarget, take: Machine, num_streams: int = 8) -> list[float]:
     """Iterations of a prompt beside streams, until it is computed; their seconds."""
     start, times = 0, []
@@ -116,6 +133,34 @@ def test_nineteen_of_twenty_iterations_keep_to_the_target(seed: int) -> None:
     times = [time for _ in range(10) for time in compute_prompt(target, take)]
     assert float(np.quantile(times, 0.95)) <= 0.05
     assert float(np.median(times)) > 0.045, "and use what the target allows"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_machine_of_slower_and_faster_spells_keeps_to_the_target(seed: int) -> None:
+    target, take = LatencyTarget(50), moods(seed)
+    warm_up(target, take)
+    times = [time for _ in range(10) for time in compute_prompt(target, take)]
+    assert float(np.quantile(times, 0.95)) <= 0.053, "what the first of a slower spell take counts"
+    assert float(np.median(times)) > 0.033
+
+
+def test_a_hiccup_changes_neither_pace_nor_tail() -> None:
+    cost, shape = IterationCost(), IterationShape(64, 64 * 500, 8, 700)
+    for step in range(40):
+        cost.observe(shape, machine(shape) * (1.0 if step % 8 else 5.0))
+        cost.seconds(shape)
+    assert cost.seconds(shape) == pytest.approx(machine(shape), rel=1e-3)
+    assert cost.tail_factor() == pytest.approx(1, abs=1e-3)
+
+
+def test_a_slower_machine_is_believed_after_three_iterations() -> None:
+    cost, shape = IterationCost(), IterationShape(64, 64 * 500, 8, 700)
+    for _ in range(40):
+        cost.observe(shape, machine(shape))
+        cost.seconds(shape)
+    for _ in range(3):
+        cost.observe(shape, 1.5 * machine(shape))
+    assert cost.seconds(shape) == pytest.approx(1.5 * machine(shape), rel=0.01)
 
 
 def test_sizes_grow_from_a_block_and_at_most_double() -> None:
