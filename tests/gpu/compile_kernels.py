@@ -44,6 +44,7 @@ from tests.interpreter.case import DTYPES, Case, dtype_name  # noqa: E402
 CPU = torch.device("cpu")
 
 POINTERS = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
