@@ -11,8 +11,8 @@ from inflight.kernels.thresholds import find_last, is_kept, key_of, load_logits,
 
 WIDE = 4096
 """Logits that a program takes at a time."""
-NARROW = 1024
-"""The same where it keeps 16 numbers of each."""
+NARROW = 2048
+"""The same where it keeps two numbers of each for every value of a digit."""
 
 
 def sample(logits: Tensor, rows: SamplingRows, ids: Tensor, log_probs: Tensor) -> None:

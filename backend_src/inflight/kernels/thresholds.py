@@ -1,10 +1,10 @@
 """The smallest of the values that are kept, found without sorting: for kernels over one row.
 
 A value's key is an int32 that ranks as the value does. The key is found digit by digit, from the
-highest of its eight hexadecimal digits on (radix selection): a pass over the row adds up what the
-16 values of a digit hold among those that agree in all digits before it. A pass costs the same for
-every row, and one value that is alone with its digits ends the search. Nothing is added up in an
-order that could change between two runs.
+highest on (radix selection): a pass over the row adds up what comes to each digit among the values
+that agree in all digits before it. A value that is alone with its digits ends the search. Digits
+have two bits: larger ones would need fewer passes, and so many registers that too few logits were
+under way. Nothing is added up in an order that could change between two runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from __future__ import annotations
 from inflight.kernels.language import jit, tl
 
 _SIGN: tl.constexpr = tl.constexpr(-(2**31))
-_HIGHEST_DIGIT: tl.constexpr = tl.constexpr(-(2**28))
+_DIGIT_BITS: tl.constexpr = tl.constexpr(2)
+_NUM_DIGITS: tl.constexpr = tl.constexpr(4)
+_HIGHEST_SHIFT: tl.constexpr = tl.constexpr(30)
+_HIGHEST_DIGIT: tl.constexpr = tl.constexpr(-(2**30))
 
 
 @jit()
@@ -88,60 +91,40 @@ def find_last(
     BY_WEIGHT the values are the weights of logits that are at least ``least`` and kept by
     ``last_key`` and ``last_id``; without it they are all logits, and those arguments are not read.
     """
-    digits = tl.arange(0, 16)
+    digits = tl.arange(0, _NUM_DIGITS)
     prefix = 0
     known = 0
-    shift = 28
+    shift = 0 + _HIGHEST_SHIFT
     num_left = VOCAB_SIZE
     above = tl.full([], 0.0, tl.float64)
     while (shift >= 0) & (num_left > 1):
-        numbers = tl.zeros([BLOCK, 16], tl.int32)
-        sums = tl.zeros([BLOCK, 16], tl.float32)
-        for first in range(0, VOCAB_SIZE, BLOCK):
-            ids, is_in, key, weight = _values(
-                row_ptr, first, peak, temperature, least, last_key, last_id,
-                VOCAB_SIZE, BLOCK, BY_WEIGHT,
-            )  # fmt: skip
-            bits = key ^ _SIGN
-            digit = tl.where(is_in & ((bits & known) == prefix), (bits >> shift) & 15, 16)
-            is_here = digit[:, None] == digits[None, :]
-            numbers += is_here.to(tl.int32)
-            if BY_WEIGHT:
-                sums += tl.where(is_here, weight[:, None], 0.0)
-        number = tl.sum(numbers, axis=0)
-        amount = number.to(tl.float64)
-        if BY_WEIGHT:
-            amount = tl.sum(sums.to(tl.float64), axis=0)
+        number, amount = _of_digits(
+            row_ptr, prefix, known, shift, peak, temperature, least, last_key, last_id,
+            VOCAB_SIZE, BLOCK, BY_WEIGHT,
+        )  # fmt: skip
         is_higher = digits[:, None] >= digits[None, :]
         reached = above + tl.sum(tl.where(is_higher, amount[:, None], 0.0), axis=0)
         digit = tl.max(tl.where((number > 0) & (reached >= wanted), digits, -1), axis=0)
-        lowest = tl.min(tl.where(number > 0, digits, 16), axis=0)
+        lowest = tl.min(tl.where(number > 0, digits, _NUM_DIGITS), axis=0)
         digit = tl.where(digit < 0, lowest, digit)
         above += tl.sum(tl.where(digits > digit, amount, 0.0), axis=0)
         num_left = tl.sum(tl.where(digits == digit, number, 0), axis=0)
         prefix = prefix | (digit << shift)
-        known = (known >> 4) | _HIGHEST_DIGIT
-        shift -= 4
+        known = (known >> _DIGIT_BITS) | _HIGHEST_DIGIT
+        shift -= _DIGIT_BITS
     key = prefix ^ _SIGN
     if shift >= 0:
-        # It is alone with its first digits, or has been from the beginning.
-        largest = tl.full([BLOCK], -(2**31), tl.int32)
-        for first in range(0, VOCAB_SIZE, BLOCK):
-            ids, is_in, key_here, weight = _values(
-                row_ptr, first, peak, temperature, least, last_key, last_id,
-                VOCAB_SIZE, BLOCK, BY_WEIGHT,
-            )  # fmt: skip
-            is_in = is_in & (((key_here ^ _SIGN) & known) == prefix)
-            largest = tl.maximum(largest, tl.where(is_in, key_here, -(2**31)))
-        key = tl.max(largest, axis=0)
-    # Of equals at the end only so many are needed.
-    one = tl.full([], 1.0, tl.float64)
+        key = _only_key(
+            row_ptr, prefix, known, peak, temperature, least, last_key, last_id,
+            VOCAB_SIZE, BLOCK, BY_WEIGHT,
+        )  # fmt: skip
+    # All that are left are equals now.
+    each = tl.full([], 1.0, tl.float64)
     if BY_WEIGHT:
-        weight_here = key.to(tl.float32, bitcast=True).to(tl.float64)
-        one = tl.where(weight_here > 0, weight_here, float("inf"))
-    needed = tl.minimum(tl.maximum(tl.ceil((wanted - above) / one), 1.0), num_left.to(tl.float64))
-    if BY_WEIGHT:
-        needed = tl.where(one == float("inf"), num_left.to(tl.float64), needed)
+        each = key.to(tl.float32, bitcast=True).to(tl.float64)
+    is_something = each > 0
+    needed = tl.ceil((wanted - above) / tl.where(is_something, each, 1.0))
+    needed = tl.where(is_something, tl.maximum(needed, 1.0), num_left.to(tl.float64))
     last = VOCAB_SIZE
     if needed < num_left:
         last = _nth_equal(
@@ -149,6 +132,71 @@ def find_last(
             VOCAB_SIZE, BLOCK, BY_WEIGHT,
         )  # fmt: skip
     return key, last
+
+
+@jit()
+def _of_digits(
+    row_ptr: tl.tensor,
+    prefix: tl.tensor,
+    known: tl.tensor,
+    shift: tl.tensor,
+    peak: tl.tensor,
+    temperature: tl.tensor,
+    least: tl.tensor,
+    last_key: tl.tensor,
+    last_id: tl.tensor,
+    VOCAB_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BY_WEIGHT: tl.constexpr,
+) -> tl.tensor:
+    """How many values have each digit at ``shift``, of those whose bits in ``known`` are those of
+    ``prefix``; and in float64 what counts of them: their number, or the sum of their weights."""
+    digits = tl.arange(0, _NUM_DIGITS)
+    numbers = tl.zeros([BLOCK, _NUM_DIGITS], tl.int32)
+    sums = tl.zeros([BLOCK, _NUM_DIGITS], tl.float32)
+    for first in range(0, VOCAB_SIZE, BLOCK):
+        ids, is_in, key, weight = _values(
+            row_ptr, first, peak, temperature, least, last_key, last_id,
+            VOCAB_SIZE, BLOCK, BY_WEIGHT,
+        )  # fmt: skip
+        bits = key ^ _SIGN
+        is_in = is_in & ((bits & known) == prefix)
+        digit = tl.where(is_in, (bits >> shift) & (_NUM_DIGITS - 1), _NUM_DIGITS)
+        is_here = digit[:, None] == digits[None, :]
+        numbers += is_here.to(tl.int32)
+        if BY_WEIGHT:
+            sums += tl.where(is_here, weight[:, None], 0.0)
+    number = tl.sum(numbers, axis=0)
+    amount = number.to(tl.float64)
+    if BY_WEIGHT:
+        amount = tl.sum(sums.to(tl.float64), axis=0)
+    return number, amount
+
+
+@jit()
+def _only_key(
+    row_ptr: tl.tensor,
+    prefix: tl.tensor,
+    known: tl.tensor,
+    peak: tl.tensor,
+    temperature: tl.tensor,
+    least: tl.tensor,
+    last_key: tl.tensor,
+    last_id: tl.tensor,
+    VOCAB_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BY_WEIGHT: tl.constexpr,
+) -> tl.tensor:
+    """The key of the one value whose bits in ``known`` are those of ``prefix``."""
+    largest = tl.full([BLOCK], _SIGN, tl.int32)
+    for first in range(0, VOCAB_SIZE, BLOCK):
+        ids, is_in, key, weight = _values(
+            row_ptr, first, peak, temperature, least, last_key, last_id,
+            VOCAB_SIZE, BLOCK, BY_WEIGHT,
+        )  # fmt: skip
+        is_in = is_in & (((key ^ _SIGN) & known) == prefix)
+        largest = tl.maximum(largest, tl.where(is_in, key, _SIGN))
+    return tl.max(largest, axis=0)
 
 
 @jit()
