@@ -84,12 +84,12 @@ class LogitEdits:
         """True when the tokens seen so far change the logits."""
         return self._config.has_penalties
 
-    def masked_after(self, request: LlmRequest) -> npt.NDArray[np.int64]:
-        """int64[n], all different: ids that are masked at the next position of the request."""
+    def masked_after(self, request: LlmRequest) -> list[int]:
+        """The ids that are masked at the next position of the request, each once."""
         masked = self._bad_words.banned_after(request.token_ids)
         if request.num_generated_tokens < self._config.min_tokens:
             masked.extend(self._end_ids)
-        return np.unique(np.asarray(masked, dtype=np.int64))
+        return sorted(set(masked))
 
     def apply(self, row: npt.NDArray[np.float32], request: LlmRequest) -> None:
         """Edits ``row``, float32[vocab_size] with a finite maximum, in place; it keeps one.
@@ -100,8 +100,8 @@ class LogitEdits:
         if self.has_penalties:
             self._penalise(row, request.token_ids)
         masked = self.masked_after(request)
-        if len(masked):
-            _mask(row, masked)
+        if masked:
+            _mask(row, np.asarray(masked, dtype=np.int64))
 
     def _penalise(self, row: npt.NDArray[np.float32], token_ids: npt.NDArray[np.int32]) -> None:
         self._counts.follow(token_ids)

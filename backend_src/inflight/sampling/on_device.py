@@ -50,6 +50,7 @@ class DeviceSampling:
         self._vocab_size = vocab_size
         self._owners = SequenceSlots(room.num_slots)
         self._kept = np.zeros(room.num_slots, dtype=_NUMBERS)
+        self._num_counted = self._kept["num_counted"]
         self._generator = CounterGenerator()
 
     def remove(self, request_id: int) -> None:
@@ -97,19 +98,21 @@ class DeviceSampling:
     ) -> None:
         """The lists of one row, all of them or none."""
         masked = edit.masked_after(request)
-        num_counted = int(self._kept["num_counted"][slot])
-        new_ids = request.token_ids[num_counted:] if edit.has_penalties else request.token_ids[:0]
-        if not lists.take_room(len(edit.bias_ids) + len(masked) + len(new_ids)):
+        num_counted = self._num_counted.item(slot)
+        num_new = request.num_tokens - num_counted if edit.has_penalties else 0
+        if not lists.take_room(len(edit.bias_ids) + len(masked) + num_new):
             lists.is_left[index] = 1
             return
-        lists.biased.put(index, edit.bias_ids)
-        lists.biases.append(edit.biases)
-        lists.masked.put(index, masked)
-        lists.counted.put(index, new_ids)
-        if edit.has_penalties:
+        if len(edit.bias_ids):
+            lists.biased.put(index, edit.bias_ids)
+            lists.biases.append(edit.biases)
+        if masked:
+            lists.masked.put(index, masked)
+        if num_new:
+            lists.counted.put(index, request.token_ids[num_counted:])
             if num_counted == 0:
                 lists.fresh_slots.append(slot)
-            self._kept["num_counted"][slot] = request.num_tokens
+            self._num_counted[slot] = request.num_tokens
 
     def _draws(
         self, rows: npt.NDArray[Any], requests: Sequence[LlmRequest]
@@ -164,9 +167,9 @@ class _RowIds:
 
     def __init__(self, num_rows: int) -> None:
         self._lengths = np.zeros(num_rows, dtype=np.int32)
-        self._ids: list[npt.NDArray[np.integer[Any]]] = []
+        self._ids: list[npt.ArrayLike] = []
 
-    def put(self, row: int, ids: npt.NDArray[np.integer[Any]]) -> None:
+    def put(self, row: int, ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> None:
         self._lengths[row] = len(ids)
         self._ids.append(ids)
 
@@ -176,6 +179,6 @@ class _RowIds:
         return RowLists(starts=starts, ids=_joined(self._ids, np.int32))
 
 
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+def _joined(parts: Sequence[npt.ArrayLike], dtype: Any) -> npt.NDArray[Any]:
     """A copy: what the parts lie in may change before it is used."""
     return np.concatenate(parts, dtype=dtype, casting="unsafe") if parts else np.empty(0, dtype)
