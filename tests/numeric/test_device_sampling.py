@@ -97,7 +97,7 @@ def answers(
     runner: Watched, config: ExecutorConfig, asked: Sequence[Request]
 ) -> list[tuple[list[int], list[float]]]:
     with Executor(runner, config) as executor:
-        request_ids = executor.enqueue_requests(list(asked))
+        request_ids = [executor.enqueue_request(request) for request in asked]
         found = []
         for request_id in request_ids:
             tokens: list[int] = []
