@@ -13,7 +13,7 @@ def edit_logits(logits: Tensor, rows: SamplingRows) -> None:
     """As ``kernels.logit_edits.edit_logits``."""
     rows.counts[rows.fresh_slots] = 0
     for row, is_left in enumerate(rows.is_left.tolist()):
-        counts = rows.counts[rows.slots[row]]
+        counts = rows.counts[int(rows.slots[row])]
         counted = rows.counted_ids[_span(rows.counted_starts, row)]
         counts.index_add_(0, counted, torch.ones_like(counted))
         if is_left:
@@ -31,7 +31,8 @@ def sample(logits: Tensor, rows: SamplingRows, ids: Tensor, log_probs: Tensor) -
         if is_left:
             continue
         x = logits[row]
-        peak, token = x.max(), x.argmax()
+        peak = x.max()
+        token = (x == peak).nonzero()[0, 0]
         weights = torch.zeros_like(x).index_fill_(0, token, 1.0)  # greedy: one survivor
         if rows.temperatures[row] > 0:
             weights = _surviving_weights(x, peak, rows, row)
