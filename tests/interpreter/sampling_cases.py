@@ -65,8 +65,8 @@ SHAPES = (
     SampledShape(words="ties", vocab_size=300, rules=DRAWN, logits="coarse", normalizes=True),
     SampledShape(words="all equal", vocab_size=1100, rules=DRAWN, logits="flat"),
     SampledShape(words="several tiles", vocab_size=9000, rules=(DRAWN[6], DRAWN[10], DRAWN[4])),
-    SampledShape(words="one id", vocab_size=1, rules=(*DRAWN, *GREEDY), normalizes=True),
     SampledShape(words="edits", vocab_size=700, rules=EDITED),
+    SampledShape(words="one id", vocab_size=1, rules=(*DRAWN, *GREEDY), normalizes=True),
     SampledShape(words="edits, ties", vocab_size=5, rules=EDITED, logits="coarse"),
 )
 
