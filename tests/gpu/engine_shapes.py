@@ -25,7 +25,7 @@ LLAMA_8B: Mapping[str, Any] = LLAMA_1B | {
 }
 """Llama 3.1 8B."""
 
-_QWEN3_EXPERTS: Mapping[str, Any] = {
+_QWEN3_EXPERTS: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,

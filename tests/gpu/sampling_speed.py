@@ -99,7 +99,8 @@ class Rows:
 
     def on_host(self, logits: Tensor) -> list[int]:
         rows = HostRows(self.host_rows.requests, self.host_rows.treatments)
-        return self.sampler.sample(rows, logits.numpy()).token_ids.tolist()
+        token_ids: list[int] = self.sampler.sample(rows, logits.numpy()).token_ids.tolist()
+        return token_ids
 
 
 def _request(index: int, prompt: list[int], rules: dict[str, Any]) -> LlmRequest:
