@@ -13,18 +13,30 @@ import numpy as np
 import torch
 
 from inflight import Executor
+from inflight.api import SamplingConfig
 from inflight.api.config import InflightConfig
 from inflight.model.device.load import make_device_runner, make_runtime
 from inflight.model.device.runner import DeviceRunner
 from inflight.model.fused.decoder_tensors import DecoderTensors
-from tests.gpu.engine_shapes import SHAPES, TINY_SHAPES, Ceilings, RandomTensors, Work, spec_of
+from tests.gpu.engine_shapes import (
+    EXPERT_SHAPES,
+    SHAPES,
+    TINY_EXPERT_SHAPES,
+    TINY_SHAPES,
+    Ceilings,
+    RandomTensors,
+    Work,
+    spec_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How much is measured."""
 
-    shapes: Mapping[str, Mapping[str, Any]]
+    shapes: dict[str, Mapping[str, Any]]
+    expert_shapes: dict[str, Mapping[str, Any]]
+    """Of which less is measured, after everything else."""
     targets: Mapping[int, float | None]
     """Of the roofline, by batch size."""
     variant_batches: tuple[int, ...]
@@ -41,6 +53,7 @@ class Scale:
 
 CARD = Scale(
     shapes=SHAPES,
+    expert_shapes=EXPERT_SHAPES,
     targets={1: 0.8, 8: None, 64: 0.7, 256: None},
     variant_batches=(1, 8, 64),
     eager_batch=32,
@@ -54,6 +67,7 @@ CARD = Scale(
 )
 SMALL = Scale(
     shapes=TINY_SHAPES,
+    expert_shapes=TINY_EXPERT_SHAPES,
     targets={1: None, 4: None},
     variant_batches=(4,),
     eager_batch=4,
@@ -125,10 +139,15 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def generation_rate(executor: Executor, prompts: list[list[int]], num_tokens: int) -> float:
+def generation_rate(
+    executor: Executor,
+    prompts: list[list[int]],
+    num_tokens: int,
+    sampling_config: SamplingConfig | None = None,
+) -> float:
     """Tokens per second of iterations in which all prompts generate."""
     executor.get_latest_iteration_stats()
-    executor.generate(prompts, max_tokens=num_tokens, end_ids=())
+    executor.generate(prompts, max_tokens=num_tokens, end_ids=(), sampling_config=sampling_config)
     gaps = [
         stats.token_gap_seconds
         for stats in executor.get_latest_iteration_stats()

@@ -25,8 +25,48 @@ LLAMA_8B: Mapping[str, Any] = LLAMA_1B | {
 }
 """Llama 3.1 8B."""
 
+_QWEN3_EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+QWEN3_MOE: Mapping[str, Any] = _QWEN3_EXPERTS | {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+"""A quarter of the layers of Qwen3 30B-A3B."""
+
+_TINY_MOE = _QWEN3_EXPERTS | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
 SHAPES = {"1B": LLAMA_1B, "8B": LLAMA_8B}
+EXPERT_SHAPES = {"MoE 8B": QWEN3_MOE}
 TINY_SHAPES = {"tiny": TINY}
+TINY_EXPERT_SHAPES = {"tiny MoE": _TINY_MOE}
 
 
 def hf_config(shape: Mapping[str, Any]) -> Any:
@@ -68,6 +108,12 @@ class Work:
     """What an iteration has to read and to multiply."""
 
     layer_weights: int
+    """Which every token is multiplied with; those of experts are not among them."""
+    expert_weights: int
+    """Of one expert of each layer."""
+    num_experts: int
+    num_chosen: int
+    """Experts of a token in each layer; 0: there are none."""
     head_weights: int
     attention_width: int
     """Query heads x head_dim x layers."""
@@ -76,13 +122,18 @@ class Work:
 
     @classmethod
     def of(cls, spec: DecoderSpec, dtype: torch.dtype) -> Work:
-        layers = 0
+        layers = expert = 0
         for layer in spec.layers:
-            assert layer.mlp is not None
-            attention = spec.qkv_size + spec.query_size
-            layers += spec.hidden_size * (attention + 3 * layer.mlp.intermediate_size)
+            inner = 0 if layer.mlp is None else layer.mlp.intermediate_size
+            layers += spec.hidden_size * (spec.qkv_size + spec.query_size + 3 * inner)
+            if layer.experts is not None:
+                expert += 3 * spec.hidden_size * layer.experts.mlp.intermediate_size
+        experts = spec.layers[0].experts
         return cls(
             layer_weights=layers,
+            expert_weights=expert,
+            num_experts=0 if experts is None else experts.num_experts,
+            num_chosen=0 if experts is None else experts.num_experts_per_token,
             head_weights=spec.hidden_size * spec.vocab_size,
             attention_width=spec.query_size * len(spec.layers),
             kv_bytes_per_token=2 * spec.kv_size * len(spec.layers) * dtype.itemsize,
@@ -91,16 +142,24 @@ class Work:
 
     def generation_seconds(self, batch: int, context: int, ceilings: Ceilings) -> float:
         """Of one iteration of ``batch`` generations after ``context`` tokens each: all weights and
-        all KV are read once, or everything is multiplied, whichever takes longer."""
+        all KV are read once, or everything is multiplied, whichever takes longer. Of experts those
+        weights are read that have rows, if each token chooses at random."""
         weights = self.layer_weights + self.head_weights
-        read = weights * self.bytes_per_weight + batch * context * self.kv_bytes_per_token
+        num_read = 0.0
+        if self.num_chosen:
+            unread = (1 - self.num_chosen / self.num_experts) ** batch
+            num_read = self.num_experts * (1 - unread)
+        read = (weights + num_read * self.expert_weights) * self.bytes_per_weight
+        read += batch * context * self.kv_bytes_per_token
+        weights += self.num_chosen * self.expert_weights
         flops = 2 * batch * weights + 4 * batch * context * self.attention_width
         return max(read / ceilings.bytes_per_second, flops / ceilings.flops_per_second)
 
     def context_seconds(self, num_tokens: int, num_prompts: int, ceilings: Ceilings) -> float:
         """Of the contexts of ``num_prompts`` prompts of ``num_tokens`` each, all multiplied; half
         of the scores are of later tokens and not computed."""
-        linear = 2 * num_tokens * self.layer_weights + 2 * self.head_weights
+        of_token = self.layer_weights + self.num_chosen * self.expert_weights
+        linear = 2 * num_tokens * of_token + 2 * self.head_weights
         attention = 2 * num_tokens**2 * self.attention_width
         return num_prompts * (linear + attention) / ceilings.flops_per_second
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from inflight import Executor
+from inflight.api import SamplingConfig
 from inflight.model.device.load import make_runtime, tune_kernels
 from tests.gpu.engine_bench import CARD, SMALL, Bench, free_memory, generation_rate
 from tests.gpu.engine_eager import measure_eager
@@ -65,6 +66,23 @@ def measure_context(bench: Bench, executor: Executor) -> None:
     )
 
 
+def measure_sampled(bench: Bench, executor: Executor, rates: Mapping[int, float]) -> None:
+    """Generations of requests that sample; ``rates``: of greedy ones."""
+    scale = bench.scale
+    sampling = SamplingConfig(temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=1)
+    for batch in rates:
+        prompts = bench.prompts(batch, scale.prompt_length, seed=batch)
+        rate = generation_rate(executor, prompts, scale.num_tokens, sampling)
+        emit(
+            Row(
+                what=f"{bench.name} generation, sampled, batch {batch}",
+                value=rate,
+                unit="tokens/s",
+                note=f"{rate / rates[batch]:.2f} times the greedy rate",
+            )
+        )
+
+
 def measure_variant(bench: Bench, what: str, rates: Mapping[int, float], **keys: Any) -> None:
     """The same engine with other configuration keys; ``rates``: without these."""
     scale = bench.scale
@@ -103,6 +121,7 @@ def measure_engine(bench: Bench) -> tuple[dict[int, float], float]:
         emit(Row(what=f"{bench.name} engine ready", value=ready, unit="s"))
         rates = measure_generation(bench, executor)
         measure_context(bench, executor)
+        measure_sampled(bench, executor, rates)
         prompts = bench.prompts(scale.eager_batch, scale.prompt_length)
         return rates, generation_rate(executor, prompts, scale.num_tokens)
 
@@ -122,7 +141,7 @@ def main() -> None:
     emit(Row(what="copy", value=ceilings.bytes_per_second / 1e12, unit="TB/s"))
     rate = ceilings.flops_per_second / 1e12
     emit(Row(what=f"product in {scale.dtype}", value=rate, unit="TFLOP/s"))
-    for name, shape in scale.shapes.items():
+    for name, shape in (scale.shapes | scale.expert_shapes).items():
         bench = Bench(name=name, shape=shape, scale=scale, device=device, ceilings=ceilings)
         try:
             if options.tune:
@@ -132,7 +151,10 @@ def main() -> None:
                     make_runtime(device),
                     lambda what, share: print(what, flush=True),
                 )
-            measure(bench)
+            if name in scale.expert_shapes:
+                measure_engine(bench)
+            else:
+                measure(bench)
         except Exception as error:  # the other shape is still worth its time
             emit(Row(what=name, outcome=Outcome.FAILED, note=f"{type(error).__name__}: {error}"))
         finally:

@@ -31,6 +31,7 @@ from tests.gpu.kernel_works import (
     product_work,
 )
 from tests.gpu.rows import Outcome, Row, emit
+from tests.gpu.sampling_speed import LLAMA_SAMPLING, SMALL_SAMPLING, sampling_rows
 
 TARGET_BANDWIDTH = 0.7
 TARGET_PRODUCTS = 0.5
@@ -59,6 +60,8 @@ def main() -> None:
     # One after the other: each takes what it needs of the card's memory.
     for work in expert_works(SMALL_EXPERTS if options.cpu else QWEN3, device):
         emit(measured(work, copy, product, device))
+    for row in sampling_rows(SMALL_SAMPLING if options.cpu else LLAMA_SAMPLING, device, seconds):
+        emit(row)
 
 
 def rate(work: Work, device: torch.device) -> tuple[float, str]:

@@ -26,9 +26,12 @@ from inflight.kernels.combine import combine  # noqa: E402
 from inflight.kernels.expert_linears import expert_gate_ups, expert_linears  # noqa: E402
 from inflight.kernels.launch import default_launches  # noqa: E402
 from inflight.kernels.likeliest import likeliest, likeliest_parts  # noqa: E402
+from inflight.kernels.logit_edits import edit_logits  # noqa: E402
 from inflight.kernels.rms_norm import rms_norm  # noqa: E402
 from inflight.kernels.rope import rope_and_write  # noqa: E402
 from inflight.kernels.routing import Routing, route  # noqa: E402
+from inflight.kernels.sampling import sample  # noqa: E402
+from inflight.kernels.sampling_rows import SamplingRows  # noqa: E402
 from tests.gpu.kernel_works import Rules  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -48,6 +51,7 @@ class Model:
         self.out = torch.zeros(MOST, HEADS, HEAD_DIM)
         self.storage = torch.zeros(1, 2, 16, KV_HEADS, 16, HEAD_DIM)
         self.logits = torch.zeros(MOST, VOCAB)
+        self.counts = torch.zeros(MOST, VOCAB, dtype=torch.int32)
         parts = MOST * likeliest_parts(VOCAB)
         self.room = (torch.zeros(parts), torch.zeros(parts, dtype=torch.int32))
         self.ids, self.largest = torch.zeros(MOST, dtype=torch.int32), torch.zeros(MOST)
@@ -87,7 +91,39 @@ class Model:
         attend(self.query[:rows], self.storage[0], iteration, RULES, self.out[:rows], self.plan)
         shown = slice(shift, shift + sequences)
         likeliest(self.logits[:sequences], self.ids[shown], self.largest[shown], self.room)
+        self.sample(sequences, metadata, wide[shift:].view(torch.float64))
         copy_blocks(self.storage, metadata[:2], metadata[2:4])
+
+    def sample(self, num_rows: int, metadata: torch.Tensor, doubles: torch.Tensor) -> None:
+        numbers, floats = metadata[:num_rows], metadata.view(torch.float32)[:num_rows]
+        starts, listed = metadata[: num_rows + 1], metadata[: num_rows % 5 + 1]
+        logits = self.logits[:num_rows]
+        rows = SamplingRows(
+            temperatures=floats,
+            top_ks=numbers,
+            top_ps=doubles[:num_rows],
+            min_p_offsets=doubles[:num_rows],
+            uniforms=doubles[:num_rows],
+            wants_log_prob=numbers,
+            is_left=numbers,
+            bias_starts=starts,
+            bias_ids=listed,
+            biases=listed.view(torch.float32),
+            masked_starts=starts,
+            masked_ids=listed,
+            repetition_penalties=floats,
+            presence_penalties=floats,
+            frequency_penalties=floats,
+            slots=numbers,
+            fresh_slots=listed,
+            counted_starts=starts,
+            counted_ids=listed,
+            counts=self.counts,
+            has_penalties=True,
+            normalize_log_probs=num_rows % 2 == 0,
+        )
+        edit_logits(logits, rows)
+        sample(logits, rows, numbers, floats)
 
 
 class Experts:

@@ -10,6 +10,7 @@ from tests.interpreter.attention_cases import attention_cases
 from tests.interpreter.case import Case, dtype_name
 from tests.interpreter.expert_cases import expert_cases
 from tests.interpreter.layer_cases import layer_cases
+from tests.interpreter.sampling_cases import sampling_cases
 from tests.interpreter.storage_cases import storage_cases
 
 HEAD = """# What the GPU kernels are held to
@@ -17,8 +18,9 @@ HEAD = """# What the GPU kernels are held to
 Written by `python -m tests.interpreter.all_cases docs/gpu_kernels.md`; a test keeps it current.
 
 Each line is a kernel of `backend_src/inflight/kernels` on one shape. In every dtype named it equals
-a torch reference in float64: under Triton's interpreter (`bash scripts/test -m interpreter`), and
-on a card, with the same cases, in `python -m tests.gpu.kernel_correctness`.
+a torch reference in float64, and what samples equals the host's sampler: under Triton's interpreter
+(`bash scripts/test -m interpreter`), and on a card, with the same cases, in
+`python -m tests.gpu.kernel_correctness`.
 
 Outputs, unused slots and the room for partial sums are NaN before the call, block tables are
 random, and what a kernel must not touch is compared with what it was. Each dtype is held to the
@@ -31,6 +33,7 @@ CASES: tuple[Case, ...] = (
     *expert_cases(),
     *attention_cases(),
     *storage_cases(),
+    *sampling_cases(),
 )
 
 

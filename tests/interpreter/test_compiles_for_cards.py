@@ -27,6 +27,12 @@ KERNELS = {
     "_move_blocks",
     "_largest_of_part",
     "_largest_of_row",
+    "_forget",
+    "_count",
+    "_add_biases",
+    "_penalise",
+    "_mask",
+    "_sample",
 }
 SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 """Bytes that a program may have, by compute capability."""

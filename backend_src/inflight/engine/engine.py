@@ -184,6 +184,7 @@ class Engine:
                 vocab_size=runner.spec.vocab_size,
                 normalize_log_probs=config.normalize_log_probs,
                 kernels=kernels,
+                device_room=runner.spec.sampling_room,
             ),
             lane=lane,
             inbox=self.inbox,

@@ -28,11 +28,16 @@ def prepare_forward(
     copies = parts.kv.reserve(extents)
     rows = parts.sampler.rows([chunk.request for chunk in plan.chunks if chunk.samples])
     tables = [pool.block_table for pool in parts.kv.pools]
-    inputs = parts.packer.pack(plan, tables[0], tables[1:], need_logits=rows.need_logits)
+    inputs = parts.packer.pack(
+        plan, tables[0], tables[1:], need_logits=rows.need_logits, sampling=rows.inputs
+    )
 
     def compute() -> SampledTokens:
         _make_copies(parts.runner, copies)
         output = parts.runner.forward(inputs)
+        if output.sampled is not None:
+            assert output.logits is not None
+            return parts.sampler.complete(rows, output.sampled, output.logits)
         if output.logits is not None:
             return parts.sampler.sample(rows, output.logits)
         assert output.likeliest is not None

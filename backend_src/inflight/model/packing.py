@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.batch import ScheduledBatch, ScheduledChunk
+from inflight.batch.device_sampling import SamplingInputs
 from inflight.model.runner import PackedInputs, PoolRows
 
 Int32Array = npt.NDArray[np.int32]
@@ -93,12 +94,13 @@ class Packer:
         further_tables_of: Sequence[BlockTableOf] = (),
         *,
         need_logits: bool = True,
+        sampling: SamplingInputs | None = None,
     ) -> PackedInputs:
         """The rows of ``plan`` in its packing order, the last ones those that sample; ``plan``
         computes at least one token.
 
-        ``further_tables_of``: of the second pool and those after it. ``need_logits``: as in
-        PackedInputs.
+        ``further_tables_of``: of the second pool and those after it. ``need_logits``,
+        ``sampling``: as in PackedInputs.
         """
         assert not plan.is_empty
         num_contexts, num_sequences = len(plan.context), plan.num_chunks
@@ -137,6 +139,7 @@ class Packer:
             num_context_sequences=num_contexts,
             num_context_tokens=num_context_tokens,
             need_logits=need_logits,
+            sampling=sampling,
             further_pools=tuple(further),
         )
 

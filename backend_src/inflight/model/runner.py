@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.api.kv_pools import KvGroup, KvPool
+from inflight.batch.device_sampling import SampledRows, SamplingInputs, SamplingRoom
 from inflight.errors import ConfigError
 
 
@@ -35,6 +36,8 @@ class ModelSpec:
     kv_memory_bytes: int | None = None
     """What the device has free for the KV cache, after the weights and the largest forward; None:
     the KV cache lies in the host's memory."""
+    sampling_room: SamplingRoom | None = None
+    """Of a runner that samples where it computes; None: it gives logits."""
 
     def check_tokens_per_block(self, tokens_per_block: int, taken_by: str) -> None:
         """Raises ConfigError for a block size that is not supported; ``taken_by`` names what would
@@ -83,6 +86,9 @@ class PackedInputs:
     num_context_tokens: int
     need_logits: bool = True
     """False: of each of the R rows only the id of its largest logit is wanted."""
+    sampling: SamplingInputs | None = None
+    """How the R rows are sampled, for a runner that has room for it; None: it gives logits, or ids
+    where no logits are needed."""
     further_pools: tuple[PoolRows, ...] = ()
     """Of the second pool and those after it, where layers are spread over several."""
 
@@ -105,10 +111,12 @@ class ForwardOutput:
 
     logits: npt.NDArray[np.float32] | None
     """float32[R, vocab_size], raw; the sampler may write into it. None only where ``likeliest`` is
-    there instead."""
+    there instead; with ``sampled`` those of the rows that are left, as float32[L, vocab_size]."""
     likeliest: npt.NDArray[np.int32] | None = None
     """int32[R], an answer to inputs that need no logits: the id of each row's largest logit, the
     lowest of equal ones. Each of these logits is a finite number."""
+    sampled: SampledRows | None = None
+    """An answer to inputs that say how their rows are sampled."""
 
 
 class ModelRunner(Protocol):

@@ -5,8 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+SEQUENCE_INDEX = 0
+"""Each request has one sequence as long as num_return_sequences is 1."""
 
 _TWO_TO_MINUS_53 = 2.0**-53
+
+_Words = npt.NDArray[np.uint64]
+
+_FACTORS = np.array([[0xD2E7470EE14C6C93], [0xCA5A826395121157]], dtype=np.uint64)
+_KEY_STEPS = np.array([[0x9E3779B97F4A7C15], [0xBB67AE8584CAA73B]], dtype=np.uint64)
+"""Philox4x64's constants, and its number of rounds."""
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_MANY = 96
+"""Draws from which on all of them together take less time than one after the other."""
 
 
 class CounterGenerator:
@@ -40,3 +55,33 @@ class CounterGenerator:
         self._counter[0] = position
         self._philox.state = self._state
         return (int(self._philox.random_raw()) >> 11) * _TWO_TO_MINUS_53
+
+    def uniforms(self, seeds: _Words, sequence_index: int, positions: _Words) -> npt.NDArray[Any]:
+        """float64[n]: ``uniform`` of each of uint64[n] and uint64[n]; positions below 2**64 - 1."""
+        if len(seeds) < _MANY:
+            pairs = zip(seeds.tolist(), positions.tolist(), strict=True)
+            return np.array([self.uniform(seed, sequence_index, at) for seed, at in pairs])
+        keys = np.stack((seeds, np.full_like(seeds, sequence_index)))
+        words = _philox(keys, positions + np.uint64(1))  # numpy counts before it draws
+        return (words >> np.uint64(11)) * _TWO_TO_MINUS_53
+
+
+def _philox(keys: _Words, counters: _Words) -> _Words:
+    """uint64[n], the first words of Philox4x64 with uint64[2, n] keys and counters (c, 0, 0, 0)."""
+    even = np.stack((counters, np.zeros_like(counters)))  # words 0 and 2
+    odd = np.zeros_like(even)  # words 1 and 3
+    for _ in range(_ROUNDS):
+        high, low = _product(even)
+        even, odd = high[::-1] ^ odd ^ keys, low[::-1]
+        keys = keys + _KEY_STEPS
+    first: _Words = even[0]
+    return first
+
+
+def _product(words: _Words) -> tuple[_Words, _Words]:
+    """High and low halves of uint64[2, n] times _FACTORS: 128 bits, from products of 32 by 32."""
+    low, high = words & _LOW, words >> _HALF
+    factor_low, factor_high = _FACTORS & _LOW, _FACTORS >> _HALF
+    crossed = low * factor_high
+    middle = (low * factor_low >> _HALF) + (crossed & _LOW) + high * factor_low
+    return high * factor_high + (crossed >> _HALF) + (middle >> _HALF), words * _FACTORS

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from inflight.batch.device_sampling import LARGEST_LOGIT
 from inflight.batch.llm_request import LlmRequest
 from inflight.sampling.bad_words import BadWords
-
-LARGEST_LOGIT = 1e30
-"""Raw maxima and biases are held within +-this, so no edit can take a maximum out of float32."""
 
 
 class TokenCounts:
@@ -61,9 +59,11 @@ class LogitEdits:
         """Reads the request's frozen part only; its tokens are read by ``apply``."""
         ask = request.request
         self._config = ask.sampling_config
-        self._bias_ids = np.fromiter(ask.logit_bias.keys(), dtype=np.int64)
-        bias = np.fromiter(ask.logit_bias.values(), dtype=np.float64)
-        self._bias = np.clip(bias, -LARGEST_LOGIT, LARGEST_LOGIT).astype(np.float32)
+        self.bias_ids = np.fromiter(ask.logit_bias.keys(), dtype=np.int64)
+        """int64[n], all different."""
+        biases = np.fromiter(ask.logit_bias.values(), dtype=np.float64)
+        self.biases = np.clip(biases, -LARGEST_LOGIT, LARGEST_LOGIT).astype(np.float32)
+        """float32[n], what is added to the logits of ``bias_ids``."""
         self._counts = TokenCounts()
         self._end_ids = [i for i in dict.fromkeys(request.end_ids) if 0 <= i < vocab_size]
         self._bad_words = BadWords(ask.bad_words, max_total_tokens=request.max_total_tokens)
@@ -79,17 +79,27 @@ class LogitEdits:
             or request.request.bad_words
         )
 
+    @property
+    def has_penalties(self) -> bool:
+        """True when the tokens seen so far change the logits."""
+        return self._config.has_penalties
+
+    def masked_after(self, request: LlmRequest) -> list[int]:
+        """The ids that are masked at the next position of the request, each once."""
+        masked = self._bad_words.banned_after(request.token_ids)
+        if request.num_generated_tokens < self._config.min_tokens:
+            masked.extend(self._end_ids)
+        return sorted(set(masked))
+
     def apply(self, row: npt.NDArray[np.float32], request: LlmRequest) -> None:
         """Edits ``row``, float32[vocab_size] with a finite maximum, in place; it keeps one.
 
         Same request as in the constructor; its ``token_ids`` may have grown since the last call.
         """
-        row[self._bias_ids] += self._bias
-        if self._config.has_penalties:
+        row[self.bias_ids] += self.biases
+        if self.has_penalties:
             self._penalise(row, request.token_ids)
-        masked = self._bad_words.banned_after(request.token_ids)
-        if request.num_generated_tokens < self._config.min_tokens:
-            masked.extend(self._end_ids)
+        masked = self.masked_after(request)
         if masked:
             _mask(row, np.asarray(masked, dtype=np.int64))
 

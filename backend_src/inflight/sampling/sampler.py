@@ -11,17 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.api.request import SamplingConfig
+from inflight.batch.device_sampling import (
+    LARGEST_LOGIT,
+    SampledRows,
+    SamplingInputs,
+    SamplingRoom,
+)
 from inflight.batch.llm_request import LlmRequest
 from inflight.errors import ForwardError
-from inflight.sampling.draw import CounterGenerator
-from inflight.sampling.edits import LARGEST_LOGIT, LogitEdits
+from inflight.sampling.draw import SEQUENCE_INDEX, CounterGenerator
+from inflight.sampling.edits import LogitEdits
 from inflight.sampling.kernels import Floats, NumpySampling, SamplingKernels
-
-_SEQUENCE_INDEX = 0
-"""Each request has one sequence as long as num_return_sequences is 1."""
-
-_LEAST_TEMPERATURE = 1e-30
-"""Cold enough to tell any two logits apart; anything much colder is 0 in float32."""
+from inflight.sampling.on_device import LEAST_TEMPERATURE, DeviceSampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +49,8 @@ class SamplingRows(NamedTuple):
     requests: Sequence[LlmRequest]
     treatments: Sequence[_Treatment | None]
     """None: the plain argmax."""
+    inputs: SamplingInputs | None = None
+    """The same for a device that samples; None: it does not, or the largest logits say all."""
 
     @property
     def need_logits(self) -> bool:
@@ -75,13 +78,20 @@ class Sampler:
         vocab_size: int,
         normalize_log_probs: bool,
         kernels: SamplingKernels | None = None,
+        device_room: SamplingRoom | None = None,
     ) -> None:
-        """``kernels``: None: numpy's."""
+        """``kernels``: None: numpy's. ``device_room``: of a device that samples; None: the host
+        does."""
         self._vocab_size = vocab_size
         self._normalize_log_probs = normalize_log_probs
         self._generator = CounterGenerator()
         self._kernels = kernels or NumpySampling(vocab_size)
         self._treatments: dict[int, _Treatment | None] = {}
+        self._device: DeviceSampling | None = None
+        if device_room is not None:
+            self._device = DeviceSampling(
+                device_room, vocab_size=vocab_size, normalize_log_probs=normalize_log_probs
+            )
 
     def add(self, request: LlmRequest) -> None:
         """Takes a request up, once, before its first row. A pause needs no call: state stays right.
@@ -103,11 +113,17 @@ class Sampler:
     def remove(self, request_id: int) -> None:
         """Forgets a request; one that was never added is ignored."""
         self._treatments.pop(request_id, None)
+        if self._device is not None:
+            self._device.remove(request_id)
 
     def rows(self, requests: Sequence[LlmRequest]) -> SamplingRows:
         """``requests`` as they are now, each of which was added: what happens to one afterwards,
-        also ``remove``, does not disturb ``sample``."""
-        return SamplingRows(requests, [self._treatments[r.request_id] for r in requests])
+        also ``remove``, does not disturb ``sample`` and ``complete``."""
+        rows = SamplingRows(requests, [self._treatments[r.request_id] for r in requests])
+        if self._device is None or not rows.need_logits:
+            return rows
+        edits = [None if t is None else t.edits for t in rows.treatments]
+        return rows._replace(inputs=self._device.inputs(requests, edits))
 
     def sample(self, rows: SamplingRows, logits: npt.NDArray[np.float32]) -> SampledTokens:
         """The next token of each request, at position ``request.num_tokens``.
@@ -121,11 +137,26 @@ class Sampler:
         _guard(logits, token_ids)
         log_probs = np.zeros(len(logits), dtype=np.float32)
         with np.errstate(over="ignore"):  # far below the peak -inf is right: probability 0
-            for index, (request, treatment) in enumerate(zip(*rows, strict=True)):
+            for index, request in enumerate(rows.requests):
+                treatment = rows.treatments[index]
                 if treatment is not None:
                     token_ids[index], log_probs[index] = self._treat(
                         treatment, request, logits[index], int(token_ids[index])
                     )
+        return SampledTokens(token_ids, log_probs)
+
+    def complete(
+        self, rows: SamplingRows, sampled: SampledRows, logits: npt.NDArray[np.float32]
+    ) -> SampledTokens:
+        """What the device has sampled, and the rows that it has left, sampled here: ``logits``
+        float32[L, vocab_size] are theirs, raw. Otherwise as ``sample``."""
+        token_ids, log_probs = sampled.token_ids, sampled.log_probs
+        if len(sampled.left):
+            token_ids, log_probs = token_ids.copy(), log_probs.copy()
+            left = sampled.left.tolist()
+            own = SamplingRows([rows.requests[i] for i in left], [rows.treatments[i] for i in left])
+            here = self.sample(own, logits)
+            token_ids[sampled.left], log_probs[sampled.left] = here.token_ids, here.log_probs
         return SampledTokens(token_ids, log_probs)
 
     def take_likeliest(self, rows: SamplingRows, token_ids: npt.NDArray[np.int32]) -> SampledTokens:
@@ -145,7 +176,7 @@ class Sampler:
         survivor_weight = survivor_sum = 1.0  # greedy: one survivor
         if not treatment.is_greedy:
             ids, weights = self._survivors(row, peak, treatment.config)
-            uniform = self._generator.uniform(request.seed, _SEQUENCE_INDEX, request.num_tokens)
+            uniform = self._generator.uniform(request.seed, SEQUENCE_INDEX, request.num_tokens)
             place = self._kernels.pick(weights, uniform)
             token_id = place if ids is None else int(ids[place])
             if treatment.wants_log_prob:
@@ -161,7 +192,7 @@ class Sampler:
         self, row: Floats, peak: float, config: SamplingConfig
     ) -> tuple[npt.NDArray[np.int64] | None, Floats]:
         temperature = 1.0 if config.temperature is None else config.temperature
-        temperature = max(temperature, _LEAST_TEMPERATURE)
+        temperature = max(temperature, LEAST_TEMPERATURE)
         # p >= min_p * p_max, in logits
         least = peak + temperature * math.log(config.min_p) if config.min_p else None
         return self._kernels.survivors(

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from inflight.model.device.staging import ALIGNMENT, RowLayout, RowLimits, StagedRows
+from inflight.model.device.staged_sampling import ALIGNMENT, sampling_size
+from inflight.model.device.staging import RowLayout, RowLimits, StagedRows
 from inflight.model.runner import PackedInputs
 
 LIMITS = RowLimits(
@@ -67,7 +68,8 @@ def test_sections_are_aligned_and_do_not_overlap() -> None:
         assert start % ALIGNMENT == 0
         taken[start : start + size] += 1
     assert taken.max() == 1
-    assert layout.used(6) == layout.size and layout.used(2) == layout.block_tables + 6
+    room = sampling_size(LIMITS.sampling_room)
+    assert layout.used(6) + room == layout.size and layout.used(2) == layout.block_tables + 6
 
 
 def test_rows_are_taken_as_they_are() -> None:

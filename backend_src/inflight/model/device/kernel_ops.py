@@ -14,8 +14,11 @@ from inflight.kernels.combine import combine
 from inflight.kernels.expert_linears import expert_gate_ups, expert_linears
 from inflight.kernels.launch import AttentionLaunches
 from inflight.kernels.likeliest import likeliest, likeliest_parts
+from inflight.kernels.logit_edits import edit_logits
 from inflight.kernels.rms_norm import rms_norm
 from inflight.kernels.routing import Routing, route
+from inflight.kernels.sampling import sample
+from inflight.kernels.sampling_rows import SamplingRows
 from inflight.model.device.ops import ExpertTensors, LayerRules
 from inflight.model.device.rows import DeviceRows
 from inflight.model.fused.spec import DecoderSpec, ExpertsSpec, MlpSpec
@@ -101,6 +104,12 @@ class KernelOps:
             (logits.new_empty(room), answers.new_empty(room)),
         )
         return answers
+
+    def edit_logits(self, logits: Tensor, rows: SamplingRows) -> None:
+        edit_logits(logits, rows)
+
+    def sample(self, logits: Tensor, rows: SamplingRows, ids: Tensor, log_probs: Tensor) -> None:
+        sample(logits, rows, ids, log_probs)
 
     def copy_blocks(self, storage: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
         # A target may be among the sources, which the kernel's copy does not take.

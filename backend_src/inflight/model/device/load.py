@@ -31,6 +31,7 @@ from inflight.model.device.plain_runtime import PlainRuntime
 from inflight.model.device.proof import prove_kernels
 from inflight.model.device.runner import DeviceRunner
 from inflight.model.device.runtime import DeviceRuntime
+from inflight.model.device.sampler import DeviceSampler
 from inflight.model.device.sizing import measure_kv_memory
 from inflight.model.device.staging import RowLimits
 from inflight.model.device.torch_ops import TorchOps
@@ -165,10 +166,11 @@ def make_device_runner(
             ops = _make_ops(spec, config, runtime)  # may refuse, and weights take minutes
             weights = _load_weights(tensors, spec, form, runtime, progress)
             decoder = DeviceDecoder(spec, weights, ops, max_seq_len=max_seq_len)
+            sampler = DeviceSampler(limits.sampling_room, spec.vocab_size, runtime.device)
         if not isinstance(ops, TorchOps):
             progress("comparing kernels with torch", 1.0)
             prove_kernels(decoder, shape, limits.tokens_per_block, runtime)
-        kv_memory_bytes = measure_kv_memory(decoder, shape, limits, runtime)
+        kv_memory_bytes = measure_kv_memory(decoder, sampler, shape, limits, runtime)
     except torch.OutOfMemoryError:
         raise CheckpointError(
             f"model_dir: the weights, and a forward of max_num_tokens {config.max_num_tokens}, do "
@@ -177,6 +179,7 @@ def make_device_runner(
     return DeviceRunner(
         decoder,
         DeviceKvCache(shape, ops, runtime, config.kv_cache_host_memory_bytes),
+        sampler,
         runtime,
         limits=limits,
         graph_sizes=_graph_sizes(config, runtime),

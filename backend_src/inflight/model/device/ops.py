@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from inflight.kernels.sampling_rows import SamplingRows
 from inflight.model.device.rows import DeviceRows
 from inflight.model.fused.spec import ExpertsSpec, MlpSpec
 
@@ -41,8 +42,8 @@ class ExpertTensors:
 
 
 class DeviceOps(Protocol):
-    """None of them waits for the device, but the reference's attention and experts. The KV storage
-    is that of ``kernels/kv_layout.py``."""
+    """None of them waits for the device, but the reference's attention, experts and sampling. The
+    KV storage is that of ``kernels/kv_layout.py``."""
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, delta: Tensor | None = None
@@ -80,6 +81,17 @@ class DeviceOps(Protocol):
         """int32[2, R] of logits fp32[R, vocab_size]: the id of each row's largest logit, the lowest
         of equal ones; and below it the bits of that logit in fp32, which is NaN where any logit of
         the row is."""
+        ...
+
+    def edit_logits(self, logits: Tensor, rows: SamplingRows) -> None:
+        """Counts what ``rows`` has to be counted, also of rows that are left, and edits the others'
+        logits fp32[R, vocab_size] in place, as ``sampling.edits.LogitEdits`` says."""
+        ...
+
+    def sample(self, logits: Tensor, rows: SamplingRows, ids: Tensor, log_probs: Tensor) -> None:
+        """ids int32[R] and log_probs fp32[R], 0 where none is wanted, of edited logits
+        fp32[R, vocab_size], by the rules of ``sampling.Sampler``; nothing is written of rows that
+        are left. The logits of the others have a finite maximum and no NaN."""
         ...
 
     def copy_blocks(self, storage: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inflight.batch.device_sampling import SamplingInputs
+from inflight.kernels.sampling_rows import SamplingRows
 from inflight.model.device.runtime import DeviceRuntime
 from inflight.model.device.staging import RowLayout, RowLimits, StagedRows
 from inflight.model.runner import PackedInputs
+
+_DTYPES = {"int32": torch.int32, "float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +77,21 @@ class RowBuffer:
         """Generations and what fills ``num_rows`` up, to where ``generations`` has them."""
         self._copied.wait()
         self._copy(self._staged.fill_generations(inputs, num_rows, scratch_block))
+
+    def sampling(self, inputs: SamplingInputs, counts: Tensor) -> SamplingRows:
+        """How the rows taken last, which came with ``inputs``, are sampled; ``counts``: as in
+        SamplingRows."""
+
+        tensors = {
+            name: self._device[section.start : section.stop].view(_DTYPES[section.dtype])
+            for name, section in self._staged.sampling.items()
+        }
+        return SamplingRows(
+            **tensors,
+            counts=counts,
+            has_penalties=inputs.has_penalties,
+            normalize_log_probs=inputs.normalize_log_probs,
+        )
 
     def generations(self, num_rows: int, longest: int) -> DeviceRows:
         """So many generations that all sample, whatever the buffer holds of them."""

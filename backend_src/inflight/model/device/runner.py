@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from inflight.api.kv_pools import KvPool
+from inflight.batch.device_sampling import SampledRows, SamplingInputs
 from inflight.errors import ConfigError, EngineError, ForwardError
 from inflight.kernels.kv_layout import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.model.device.forward import DeviceDecoder
@@ -18,7 +21,8 @@ from inflight.model.device.graphs import GenerationGraphs
 from inflight.model.device.kv_cache import DeviceKvCache
 from inflight.model.device.rows import DeviceRows, RowBuffer
 from inflight.model.device.runtime import DeviceRuntime, Outputs
-from inflight.model.device.sizing import NO_ROWS
+from inflight.model.device.sampler import DeviceSampler
+from inflight.model.device.sizing import NO_ROWS, every_rule
 from inflight.model.device.staging import RowLimits
 from inflight.model.dtypes import DTYPES
 from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
@@ -28,13 +32,14 @@ class DeviceRunner:
     """Used by one thread at a time.
 
     In an iteration the host waits for the device once, for the sampled tokens, and not at all where
-    none are sampled.
+    none are sampled; once more for the logits of rows whose sampling is left to it.
     """
 
     def __init__(
         self,
         decoder: DeviceDecoder,
         kv_cache: DeviceKvCache,
+        sampler: DeviceSampler,
         runtime: DeviceRuntime,
         *,
         limits: RowLimits,
@@ -45,6 +50,7 @@ class DeviceRunner:
         graphs are captured for, none: no graphs. ``kv_memory_bytes``: as in ModelSpec."""
         self.decoder = decoder
         self.kv_cache = kv_cache
+        self._sampler = sampler
         self._runtime = runtime
         self._limits = limits
         self._graph_sizes = tuple(graph_sizes)
@@ -61,6 +67,7 @@ class DeviceRunner:
             dtype=next(name for name, dtype in DTYPES.items() if dtype is decoder.dtype),
             device=str(runtime.device),
             kv_memory_bytes=kv_memory_bytes,
+            sampling_room=sampler.room,
         )
 
     @property
@@ -123,8 +130,10 @@ class DeviceRunner:
         longest, most = self.decoder.max_seq_len, self._limits.max_batch_size
         # Kernels have versions for short sequences and for long ones.
         for num_rows, length in ((1, 1), (1, longest), (most, longest)):
-            rows = self._generations(num_rows, length)
-            self.decoder.ops.likeliest(self.decoder.forward(rows, self.kv_cache.storage))
+            sampling = every_rule(num_rows, self.spec.vocab_size)
+            rows = self._generations(num_rows, length, sampling)
+            logits = self.decoder.forward(rows, self.kv_cache.storage)
+            self._sample(logits, self.decoder.ops.likeliest(logits), sampling)
         shape = (max(self._graph_sizes, default=0), self.spec.vocab_size)
         self._logits = torch.empty(shape, device=self._runtime.device)
         self._graphs = GenerationGraphs(self._runtime, self._graph_sizes, self._work_for)
@@ -144,18 +153,40 @@ class DeviceRunner:
         num_wanted = len(inputs.logits_indices)
         if num_wanted == 0:
             return ForwardOutput(logits=np.empty((0, self.spec.vocab_size), dtype=np.float32))
-        if not inputs.need_logits:
-            answer = answers[0] if answers else self.decoder.ops.likeliest(logits)
-            ids, bits = self._runtime.to_host(answer).numpy()[:, :num_wanted]
-            if np.isfinite(bits.view(np.float32)).all():
-                return ForwardOutput(logits=None, likeliest=ids)
-        return ForwardOutput(logits=self._runtime.to_host(logits[:num_wanted]).numpy())
+        logits = logits[:num_wanted]
+        if inputs.need_logits and inputs.sampling is None:
+            return ForwardOutput(logits=self._runtime.to_host(logits).numpy())
+        likeliest = (answers[0] if answers else self.decoder.ops.likeliest(logits))[:, :num_wanted]
+        if inputs.sampling is not None:
+            return self._sampled(logits, self._sample(logits, likeliest, inputs.sampling))
+        ids, bits = self._runtime.to_host(likeliest).numpy()
+        if np.isfinite(bits.view(np.float32)).all():
+            return ForwardOutput(logits=None, likeliest=ids)
+        return ForwardOutput(logits=self._runtime.to_host(logits).numpy())
 
-    def _generations(self, num_rows: int, longest: int) -> DeviceRows:
+    def _sample(self, logits: Tensor, likeliest: Tensor, sampling: SamplingInputs) -> Tensor:
+        """As ``DeviceSampler.sample``, of the rows that came with ``sampling``."""
+        assert self._buffer is not None
+        rows = self._buffer.sampling(sampling, self._sampler.counts)
+        return self._sampler.sample(self.decoder.ops, logits, likeliest, rows)
+
+    def _sampled(self, logits: Tensor, answers: Tensor) -> ForwardOutput:
+        ids, bits, is_left = self._runtime.to_host(answers).numpy()
+        left = np.flatnonzero(is_left)
+        of_left = np.empty((0, self.spec.vocab_size), dtype=np.float32)
+        if len(left):
+            of_left = self._runtime.to_host(logits[torch.from_numpy(left)]).numpy()
+        sampled = SampledRows(token_ids=ids, log_probs=bits.view(np.float32), left=left)
+        return ForwardOutput(logits=of_left, sampled=sampled)
+
+    def _generations(
+        self, num_rows: int, longest: int, sampling: SamplingInputs | None = None
+    ) -> DeviceRows:
         """So many rows of padding, where later iterations put theirs; ``longest``: as in
         DeviceRows."""
         assert self._buffer is not None
-        self._buffer.take_generations(NO_ROWS, num_rows, self.kv_cache.scratch_block)
+        inputs = replace(NO_ROWS, sampling=sampling)
+        self._buffer.take_generations(inputs, num_rows, self.kv_cache.scratch_block)
         return self._buffer.generations(num_rows, longest)
 
     def _work_for(self, num_rows: int) -> Callable[[], Outputs]:

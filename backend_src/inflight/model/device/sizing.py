@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 
+from inflight.batch.device_sampling import RowLists, SamplingInputs
 from inflight.kernels.kv_layout import KvShape
 from inflight.model.device.forward import DeviceDecoder
 from inflight.model.device.rows import RowBuffer
-from inflight.model.device.runtime import DeviceMemory, DeviceRuntime
+from inflight.model.device.runtime import DeviceRuntime
+from inflight.model.device.sampler import DeviceSampler
 from inflight.model.device.staging import RowLimits
 from inflight.model.runner import PackedInputs
 
@@ -51,8 +56,39 @@ def largest_inputs(limits: RowLimits, max_seq_len: int) -> PackedInputs:
     )
 
 
+def every_rule(num_rows: int, vocab_size: int) -> SamplingInputs:
+    """Rows that sample by every rule there is. What they choose means nothing."""
+    of_rows = np.ones(num_rows)
+    lists = RowLists(
+        starts=np.arange(num_rows + 1, dtype=np.int32), ids=np.zeros(num_rows, dtype=np.int32)
+    )
+    return SamplingInputs(
+        temperatures=of_rows.astype(np.float32),
+        top_ks=np.full(num_rows, max(1, vocab_size // 2), dtype=np.int32),
+        top_ps=of_rows / 2,
+        min_p_offsets=-10 * of_rows,
+        uniforms=of_rows / 2,
+        repetition_penalties=2 * of_rows.astype(np.float32),
+        presence_penalties=of_rows.astype(np.float32),
+        frequency_penalties=of_rows.astype(np.float32),
+        wants_log_prob=of_rows.astype(np.int32),
+        is_left=np.zeros(num_rows, dtype=np.int32),
+        slots=np.arange(num_rows, dtype=np.int32),
+        fresh_slots=np.arange(num_rows, dtype=np.int32),
+        counted=lists,
+        biased=lists,
+        biases=of_rows.astype(np.float32),
+        masked=lists,
+        normalize_log_probs=True,
+    )
+
+
 def measure_kv_memory(
-    decoder: DeviceDecoder, shape: KvShape, limits: RowLimits, runtime: DeviceRuntime
+    decoder: DeviceDecoder,
+    sampler: DeviceSampler,
+    shape: KvShape,
+    limits: RowLimits,
+    runtime: DeviceRuntime,
 ) -> int | None:
     """Bytes that the KV cache may take: what is free on the device, once the largest forward has
     what it takes and the scratch block has its own. None: the device has no memory of its own.
@@ -62,7 +98,9 @@ def measure_kv_memory(
     if runtime.memory is None:
         return None
     with runtime.computing():
-        taken = _largest_forward(decoder, shape, limits, runtime, runtime.memory)
+        forward = _largest_forward(decoder, sampler, shape, limits, runtime)
+        taken = runtime.memory.largest_use(forward)
+        del forward
     runtime.memory.release()
     scratch = limits.tokens_per_block * shape.bytes_per_token
     return max(0, runtime.memory.free() - taken - scratch)
@@ -70,18 +108,23 @@ def measure_kv_memory(
 
 def _largest_forward(
     decoder: DeviceDecoder,
+    sampler: DeviceSampler,
     shape: KvShape,
     limits: RowLimits,
     runtime: DeviceRuntime,
-    memory: DeviceMemory,
-) -> int:
-    """Bytes that it takes beside weights, buffers and KV storage."""
-    inputs = largest_inputs(limits, decoder.max_seq_len)
+) -> Callable[[], object]:
+    """With sampling, on buffers and KV storage of its own."""
+    rows = largest_inputs(limits, decoder.max_seq_len)
+    sampling = every_rule(len(rows.logits_indices), decoder.spec.vocab_size)
+    inputs = replace(rows, sampling=sampling)
     num_blocks = int(inputs.slot_mapping.max()) // limits.tokens_per_block + 1
     buffer = RowBuffer(limits, runtime)
     storage = shape.allocate(num_blocks, limits.tokens_per_block, runtime.device)
 
-    def forward() -> None:
-        decoder.ops.likeliest(decoder.forward(buffer.take(inputs), storage))
+    def forward() -> object:
+        logits = decoder.forward(buffer.take(inputs), storage)
+        sampling_rows = buffer.sampling(sampling, sampler.counts)
+        likeliest = decoder.ops.likeliest(logits)
+        return sampler.sample(decoder.ops, logits, likeliest, sampling_rows)
 
-    return memory.largest_use(forward)
+    return forward

@@ -1,6 +1,7 @@
 """StagedRows: the metadata of an iteration in one buffer, so that one copy brings it to the device.
 
-Everything is int32. The block tables come last: what is copied ends with the last one that is used.
+All metadata is int32. The block tables come last, but for how the rows are sampled: what is copied
+ends with the last number that is used.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from inflight.batch.device_sampling import SamplingRoom
+from inflight.model.device.staged_sampling import (
+    ALIGNMENT,
+    Section,
+    end_of,
+    sampling_size,
+    stage_sampling,
+)
 from inflight.model.runner import PackedInputs
 
 Int32Array = npt.NDArray[np.int32]
 
-ALIGNMENT = 32
-"""Numbers; sections begin at multiples of it."""
+_LISTED_PER_SEQUENCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +34,14 @@ class RowLimits:
     """Sequences of an iteration."""
     max_blocks_per_sequence: int
     tokens_per_block: int
+
+    @property
+    def sampling_room(self) -> SamplingRoom:
+        """The ids of a longest sequence fit, which are counted when it starts, those that an
+        iteration computes, and some for each sequence."""
+        longest = self.max_blocks_per_sequence * self.tokens_per_block
+        listed = longest + self.max_num_tokens + _LISTED_PER_SEQUENCE * self.max_batch_size
+        return SamplingRoom(num_slots=self.max_batch_size, num_listed=listed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +56,7 @@ class RowLayout:
     context_lens: int
     block_tables: int
     size: int
+    """With room for how the rows are sampled, which has no place of its own."""
     table_stride: int
     """Numbers from one block table to the next."""
 
@@ -55,7 +72,9 @@ class RowLayout:
         return cls(
             **dict(zip(names, starts, strict=True)),
             block_tables=end,
-            size=end + sequences * limits.max_blocks_per_sequence,
+            size=end
+            + sequences * limits.max_blocks_per_sequence
+            + sampling_size(limits.sampling_room),
             table_stride=limits.max_blocks_per_sequence,
         )
 
@@ -73,14 +92,19 @@ class StagedRows:
         assert buffer.shape == (layout.size,)
         self.layout = layout
         self.buffer = buffer
+        self.sampling: dict[str, Section] = {}
+        """Where the last fill has put how its rows are sampled; empty: it had nothing of that."""
         buffer[:] = 0
-        tables = buffer[layout.block_tables :]
+        tables = buffer[layout.block_tables : layout.used(limits.max_batch_size)]
         self._tables = tables.reshape(limits.max_batch_size, layout.table_stride)
         self._tokens_per_block = limits.tokens_per_block
         self._numbers = np.arange(limits.max_batch_size + 1, dtype=np.int32)
 
     def fill(self, inputs: PackedInputs) -> int:
         """Takes the rows as they are. Returns how many numbers of the buffer are used."""
+        return self._with_sampling(self._fill(inputs), inputs)
+
+    def _fill(self, inputs: PackedInputs) -> int:
         layout, num_tokens = self.layout, len(inputs.token_ids)
         num_sequences, width = inputs.block_tables.shape
         self._put(layout.token_ids, inputs.token_ids)
@@ -100,7 +124,7 @@ class StagedRows:
         table names: they read and write nothing else, and all of them the same.
         """
         assert inputs.num_context_sequences == 0
-        used, layout = self.fill(inputs), self.layout
+        used, layout = self._fill(inputs), self.layout
         rows = slice(len(inputs.token_ids), num_rows)
         for start, value in (
             (layout.token_ids, 0),
@@ -112,7 +136,14 @@ class StagedRows:
         self._put(layout.cu_seqlens_q, self._numbers[: num_rows + 1])
         self._put(layout.logits_indices, self._numbers[:num_rows])
         self._tables[rows, 0] = scratch_block
-        return max(used, layout.used(num_rows))
+        return self._with_sampling(max(used, layout.used(num_rows)), inputs)
+
+    def _with_sampling(self, used: int, inputs: PackedInputs) -> int:
+        self.sampling = {}
+        if inputs.sampling is None:
+            return used
+        self.sampling = stage_sampling(self.buffer, used, inputs.sampling)
+        return end_of(self.sampling)
 
     def _put(self, start: int, values: npt.NDArray[np.integer[Any]]) -> None:
         self.buffer[start : start + len(values)] = values

@@ -1,7 +1,7 @@
 """TorchOps: a decoder's operations written out in torch; the reference, on any device.
 
-Its attention looks at lengths on the host, once for each sequence, and its experts look there for
-their rows: both wait for the device.
+Its attention looks at lengths on the host, once for each sequence, and its experts and its sampling
+look there for their rows: they wait for the device.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inflight.kernels.sampling_rows import SamplingRows
+from inflight.model.device import torch_sampling
 from inflight.model.device.ops import ExpertTensors, LayerRules
 from inflight.model.device.rows import DeviceRows
 from inflight.model.fused.spec import ExpertsSpec, MlpSpec
@@ -84,6 +86,12 @@ class TorchOps:
     def likeliest(self, logits: Tensor) -> Tensor:
         largest, ids = logits.max(-1)
         return torch.stack((ids.int(), largest.view(torch.int32)))
+
+    def edit_logits(self, logits: Tensor, rows: SamplingRows) -> None:
+        torch_sampling.edit_logits(logits, rows)
+
+    def sample(self, logits: Tensor, rows: SamplingRows, ids: Tensor, log_probs: Tensor) -> None:
+        torch_sampling.sample(logits, rows, ids, log_probs)
 
     def copy_blocks(self, storage: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
         storage[:, :, target_ids] = storage[:, :, source_ids]
