@@ -10,7 +10,7 @@ SAMPLING = (
         dtype=Dtype.FP32,
         text_names=("temperature",),
         meaning="Divides the logits; 0: greedy",
-        range="0 or larger",
+        range="0 to 1e6",
         default="greedy where no sampling field is sent, else 1",
     ),
     InputField(
@@ -53,7 +53,7 @@ SAMPLING = (
         dtype=Dtype.FP32,
         text_names=("repetition_penalty",),
         meaning="A seen token's logit is divided by it if positive, else multiplied",
-        range="larger than 0",
+        range="1e-6 to 1e6",
         default="1",
     ),
     InputField(
@@ -61,7 +61,7 @@ SAMPLING = (
         dtype=Dtype.FP32,
         text_names=("presence_penalty",),
         meaning="Subtracted once from the logit of each seen token",
-        range="finite",
+        range="-1e6 to 1e6",
         default="0",
     ),
     InputField(
@@ -69,7 +69,7 @@ SAMPLING = (
         dtype=Dtype.FP32,
         text_names=("frequency_penalty",),
         meaning="Subtracted from a token's logit once for each time it was seen",
-        range="finite",
+        range="-1e6 to 1e6",
         default="0",
     ),
     InputField(
