@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from inflight.errors import InvalidRequestError, RequestFailedError
+from inflight.errors import InvalidRequestError, RequestError, RequestFailedError
 from inflight.tritonserver.orphan import exit_when_orphaned
+from inflight.tritonserver.parameters import parameter_fields
 from inflight.tritonserver.reply import Reply
 from inflight.tritonserver.responses import error_of, error_response
 
@@ -65,7 +66,7 @@ class SyncService:
     async def _answer(self, pb_request: Any, reply: Reply) -> None:
         try:
             response = await self._response(pb_request)
-        except InvalidRequestError as error:
+        except RequestError as error:
             response = error_response(error)
         except Exception as error:  # the server's own exceptions: the engine model is not there
             logger.error("a call to %s failed", ENGINE_MODEL, exc_info=error)
@@ -106,11 +107,17 @@ def _exec(pb_request: Any) -> list[Any]:
 
 
 def _refuse_streaming(pb_request: Any) -> None:
+    """Of a stream only its pieces would arrive, as if they were the answers of a batch."""
     stream = pb_utils.get_input_tensor_by_name(pb_request, "stream")
-    if stream is not None and bool(stream.as_numpy().any()):
-        raise InvalidRequestError(
-            "stream", True, "is not possible on ensemble_sync: use ensemble or inflight_llm"
-        )
+    asked = {"stream": stream is not None and bool(stream.as_numpy().any())}
+    for name, (field, value) in parameter_fields(pb_request.parameters()).items():
+        if field == "stream":
+            asked[name] = bool(value)
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise InvalidRequestError(
+                name, True, "is not possible on ensemble_sync: use ensemble or inflight_llm"
+            )
 
 
 def _forwarded(pb_request: Any, request_id: str) -> Any:

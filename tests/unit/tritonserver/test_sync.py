@@ -155,7 +155,7 @@ def test_inputs_parameters_and_id_go_along(model: EngineModel) -> None:
         request_id="mine",
         requested_output_names=["text_output"],
         timeout=1_000,
-        parameters={"priority": 0.7, "ignore": True, "n": 3, "name": "x"},
+        parameters={"priority": 0.7, "ignore": True, "seed": 3, "name": "x"},
     )
     execute([request])
     (call,) = model.calls
@@ -165,7 +165,7 @@ def test_inputs_parameters_and_id_go_along(model: EngineModel) -> None:
     (only,) = sends(request)
     assert only.output_names == ["text_output"], "batch_index was asked for by us alone"
     # A call between models takes bool, int and str, no float.
-    assert call.parameters() == '{"priority": "0.7", "ignore": true, "n": 3, "name": "x"}'
+    assert call.parameters() == '{"priority": "0.7", "ignore": true, "seed": 3, "name": "x"}'
 
 
 def test_requests_without_an_id_get_one_each(model: EngineModel) -> None:
@@ -236,6 +236,28 @@ def test_streaming_is_refused(model: EngineModel) -> None:
     assert only.response is not None
     assert only.response.error().code() == TritonError.INVALID_ARG
     assert model.calls == []
+
+
+@pytest.mark.parametrize("parameters", [{"streaming": True}, {"stream": "true"}])
+def test_streaming_is_refused_as_a_parameter(
+    model: EngineModel, parameters: dict[str, object]
+) -> None:
+    request = InferenceRequest(
+        inputs=unary("abc").inputs(),
+        requested_output_names=["text_output"],
+        parameters=parameters,
+    )
+    execute([request])
+    (only,) = sends(request)
+    assert only.error is not None and only.error.startswith(f"{next(iter(parameters))}: True")
+    assert model.calls == []
+
+
+def test_a_parameter_that_is_not_served_is_refused(model: EngineModel) -> None:
+    request = InferenceRequest(inputs=unary("abc").inputs(), parameters={"n": 3})
+    execute([request])
+    (only,) = sends(request)
+    assert only.error is not None and only.error.startswith("n: one sequence")
 
 
 @pytest.mark.parametrize(
