@@ -54,7 +54,7 @@ class SamplingConfig:
     seed: int | None = None
     """0..2**64-1; None = fresh entropy. A draw depends on (seed, sequence_index, position)."""
     repetition_penalty: float = 1.0
-    """1e-6..1e6; a seen token's logit is divided by it where positive, multiplied where negative."""
+    """1e-6..1e6; a seen token's logit is divided by it if positive, multiplied if negative."""
     presence_penalty: float = 0.0
     """-2..2 is usual, -1e6..1e6 is taken; subtracted once from each seen token's logit."""
     frequency_penalty: float = 0.0
