@@ -62,7 +62,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequestError("text_input", "...", "is not valid Unicode") from None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The library lets other threads run during a batch only, and a long text takes seconds.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def encode_chat(self, messages: str) -> list[int]:
