@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from inflight.errors import InvalidRequestError, RequestError, RequestFailedError
+from inflight.errors import InvalidRequestError, RequestFailedError
+from inflight.tritonserver.contract import field_of_parameter
 from inflight.tritonserver.orphan import exit_when_orphaned
-from inflight.tritonserver.parameters import parameter_fields
+from inflight.tritonserver.parameters import truth
 from inflight.tritonserver.reply import Reply
 from inflight.tritonserver.responses import error_of, error_response
 
@@ -66,7 +67,7 @@ class SyncService:
     async def _answer(self, pb_request: Any, reply: Reply) -> None:
         try:
             response = await self._response(pb_request)
-        except RequestError as error:
+        except InvalidRequestError as error:
             response = error_response(error)
         except Exception as error:  # the server's own exceptions: the engine model is not there
             logger.error("a call to %s failed", ENGINE_MODEL, exc_info=error)
@@ -74,8 +75,14 @@ class SyncService:
         reply.finish(response)
 
     async def _response(self, pb_request: Any) -> Any:
-        _refuse_streaming(pb_request)
-        request_id = pb_request.request_id() or uuid.uuid4().hex
+        if name := _asked(pb_request, "stream"):
+            # Only pieces would arrive, as if they were the answers of a batch.
+            raise InvalidRequestError(
+                name, True, "is not possible on ensemble_sync: use ensemble or inflight_llm"
+            )
+        request_id = pb_request.request_id()
+        if not request_id and not _asked(pb_request, "stop"):
+            request_id = uuid.uuid4().hex
         loop = asyncio.get_running_loop()
         call = loop.run_in_executor(self._calls, _exec, _forwarded(pb_request, request_id))
         while not (await asyncio.wait({call}, timeout=WATCH_SECONDS))[0]:
@@ -106,18 +113,21 @@ def _exec(pb_request: Any) -> list[Any]:
     return list(pb_request.exec(decoupled=True))
 
 
-def _refuse_streaming(pb_request: Any) -> None:
-    """Of a stream only its pieces would arrive, as if they were the answers of a batch."""
-    stream = pb_utils.get_input_tensor_by_name(pb_request, "stream")
-    asked = {"stream": stream is not None and bool(stream.as_numpy().any())}
-    for name, (field, value) in parameter_fields(pb_request.parameters()).items():
-        if field == "stream":
-            asked[name] = bool(value)
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise InvalidRequestError(
-                name, True, "is not possible on ensemble_sync: use ensemble or inflight_llm"
-            )
+def _asked(pb_request: Any, field: str) -> str:
+    """The name by which the request asks for ``field``, a BOOL; "" where it does not.
+
+    Raises InvalidRequestError for a parameter that is no BOOL; all others are the engine model's to
+    judge.
+    """
+    tensor = pb_utils.get_input_tensor_by_name(pb_request, field)
+    if tensor is not None and tensor.as_numpy().any():
+        return field
+    parameters: dict[str, object] = json.loads(pb_request.parameters() or "{}")
+    for name, value in parameters.items():
+        entry = field_of_parameter(name)
+        if entry is not None and entry.field == field and truth(name, value):
+            return name
+    return ""
 
 
 def _forwarded(pb_request: Any, request_id: str) -> Any:

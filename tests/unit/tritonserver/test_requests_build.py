@@ -246,6 +246,13 @@ def test_bad_sampling_parameters_are_named(parameters: str, message: str) -> Non
         ({"bad_words_list": [[1, 2], [-1, 2]]}, "bad_words_list: 'row 1' has an end after"),
         ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: 0 values for 1 words"),
         ({"embedding_bias_weights": [1.0]}, "embedding_bias_weights: 1 values for 0 words"),
+        (
+            {"embedding_bias_words": ["a"], "embedding_bias_weights": [float("nan")]},
+            "embedding_bias_weights: nan must be finite",
+        ),
+        ({"bad_words": [f"a{i}" for i in range(600)]}, "bad_words: 1200 token sequences are too"),
+        ({"bad_words_list": [[1] * 1025, list(range(1, 1026))]}, "bad_words_list: 1025 words: at"),
+        ({"stop_words_list": [[1] * 65, list(range(1, 66))]}, "stop_words_list: 65 words: at most"),
         ({"embedding_bias": [float("inf")]}, "embedding_bias: inf (id 0) is not finite"),
         ({"text_input": ""}, "text_input: '' is empty: a prompt needs at least one token"),
         ({"text_input": "a", "messages": "[]"}, "messages: '...' and text_input are both given"),

@@ -155,7 +155,7 @@ def test_inputs_parameters_and_id_go_along(model: EngineModel) -> None:
         request_id="mine",
         requested_output_names=["text_output"],
         timeout=1_000,
-        parameters={"priority": 0.7, "ignore": True, "seed": 3, "name": "x"},
+        parameters={"priority": 0.7, "ignore": True, "n": 3, "name": "x"},
     )
     execute([request])
     (call,) = model.calls
@@ -165,7 +165,7 @@ def test_inputs_parameters_and_id_go_along(model: EngineModel) -> None:
     (only,) = sends(request)
     assert only.output_names == ["text_output"], "batch_index was asked for by us alone"
     # A call between models takes bool, int and str, no float.
-    assert call.parameters() == '{"priority": "0.7", "ignore": true, "seed": 3, "name": "x"}'
+    assert call.parameters() == '{"priority": "0.7", "ignore": true, "n": 3, "name": "x"}'
 
 
 def test_requests_without_an_id_get_one_each(model: EngineModel) -> None:
@@ -228,6 +228,16 @@ def test_a_stop_request_passes_through(model: EngineModel) -> None:
     assert [stop.request_id() for stop in model.stops] == ["other"]
 
 
+@pytest.mark.parametrize("how", ["input", "parameter"])
+def test_a_stop_request_gets_no_id_from_us(model: EngineModel, how: str) -> None:
+    as_parameter = InferenceRequest(
+        requested_output_names=["text_output"], parameters={"stop": True}
+    )
+    execute([stop_request("") if how == "input" else as_parameter])
+    (call,) = model.calls
+    assert call.request_id() == "", "so that the engine model says what is missing"
+
+
 def test_streaming_is_refused(model: EngineModel) -> None:
     request = text_request("abc", stream=True)
     execute([request])
@@ -251,13 +261,6 @@ def test_streaming_is_refused_as_a_parameter(
     (only,) = sends(request)
     assert only.error is not None and only.error.startswith(f"{next(iter(parameters))}: True")
     assert model.calls == []
-
-
-def test_a_parameter_that_is_not_served_is_refused(model: EngineModel) -> None:
-    request = InferenceRequest(inputs=unary("abc").inputs(), parameters={"n": 3})
-    execute([request])
-    (only,) = sends(request)
-    assert only.error is not None and only.error.startswith("n: one sequence")
 
 
 @pytest.mark.parametrize(
