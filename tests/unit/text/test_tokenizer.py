@@ -47,6 +47,17 @@ def test_other_threads_go_on_while_a_long_text_is_tokenized() -> None:
     assert num_turns > 50
 
 
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("family", sorted(BACKENDS))
+def test_long_texts_are_tokenized_as_short_ones(
+    family: str, special: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, text = make_tokenizer(family), " the cab stops.\nand 😊"
+    as_short = tokenizer.encode(text, add_special_tokens=special)
+    monkeypatch.setattr("inflight.text.tokenizer._QUICK_CHARS", 0)
+    assert tokenizer.encode(text, add_special_tokens=special) == as_short
+
+
 def test_ids_that_are_special_or_unknown_have_no_text() -> None:
     tokenizer = make_tokenizer("byte_level")
     (bos,), (think,) = tokenizer.encode(BOS), tokenizer.encode("<think>")
