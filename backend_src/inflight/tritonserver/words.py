@@ -19,6 +19,10 @@ from inflight.text.tokenizer import Tokenizer
 
 Sequences = tuple[tuple[int, ...], ...]
 
+MAX_SPELLED_CHARS = 1 << 16
+"""Characters of all bad words, and of all words with a bias. To find how words are spelled takes the
+interpreter from the engine again and again: a million characters slow all streams for seconds."""
+
 
 def real_words(words: Iterable[str]) -> tuple[str, ...]:
     """``words`` without "", which clients send for no word at all, and without repetitions."""
@@ -134,4 +138,11 @@ def _bounded(name: str, words: Sequence[str]) -> Sequence[str]:
             raise InvalidRequestError(
                 name, word, f"must have at most {MAX_STOP_WORD_LENGTH} characters"
             )
+    num_chars = sum(map(len, words))
+    if num_chars > MAX_SPELLED_CHARS:
+        raise InvalidRequestError(
+            name,
+            f"{num_chars} characters",
+            f"in all words are too many: at most {MAX_SPELLED_CHARS} are allowed",
+        )
     return words

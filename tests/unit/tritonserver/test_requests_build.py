@@ -251,6 +251,7 @@ def test_bad_sampling_parameters_are_named(parameters: str, message: str) -> Non
             "embedding_bias_weights: nan must be finite",
         ),
         ({"bad_words": [f"a{i}" for i in range(600)]}, "bad_words: 1200 token sequences are too"),
+        ({"bad_words": [f"{i:0700}" for i in range(100)]}, "bad_words: '70000 characters' in all"),
         ({"bad_words_list": [[1] * 1025, list(range(1, 1026))]}, "bad_words_list: 1025 words: at"),
         ({"stop_words_list": [[1] * 65, list(range(1, 66))]}, "stop_words_list: 65 words: at most"),
         ({"embedding_bias": [float("inf")]}, "embedding_bias: inf (id 0) is not finite"),

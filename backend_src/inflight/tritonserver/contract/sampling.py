@@ -78,7 +78,7 @@ SAMPLING = (
         dims=(-1,),
         text_names=("bad_words",),
         meaning='Texts that are not generated, bare or after a space. "" is no word',
-        range="at most 1024 token sequences",
+        range="at most 1024 token sequences, 65536 characters in all",
     ),
     InputField(
         field="bad_words_list",
@@ -94,7 +94,7 @@ SAMPLING = (
         dims=(-1,),
         text_names=("embedding_bias_words",),
         meaning="Words whose tokens get a bias, bare or after a space",
-        range="as many as embedding_bias_weights, at most 1024",
+        range="as many as embedding_bias_weights, at most 1024, 65536 characters in all",
     ),
     InputField(
         field="embedding_bias_weights",
