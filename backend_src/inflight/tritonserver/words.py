@@ -20,7 +20,7 @@ from inflight.text.tokenizer import Tokenizer
 Sequences = tuple[tuple[int, ...], ...]
 
 MAX_SPELLED_CHARS = 1 << 16
-"""Characters of all bad words, and of all words with a bias. To find how words are spelled takes the
+"""Characters of all bad words, and of all words with a bias. Finding how they are spelled takes the
 interpreter from the engine again and again: a million characters slow all streams for seconds."""
 
 
