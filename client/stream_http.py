@@ -34,6 +34,8 @@ def print_answer(reply: http.client.HTTPResponse) -> None:
             sys.exit(f"\nerror: {event['error']}")
         print(event["text_output"], end="", flush=True)
         finish_reason = event["finish_reason"]
+    if not finish_reason:
+        sys.exit("\nerror: the server closed the connection before the end of the answer")
     print(f"\n[{finish_reason}]")
 
 
@@ -67,6 +69,8 @@ def main() -> None:
             stop = {"id": fields["id"], "stop": True}
             post(args.url, f"/v2/models/{args.model}/generate", stop).getresponse().read()
         sys.exit("\n[cancelled]")
+    except (OSError, http.client.HTTPException) as error:
+        sys.exit(f"\nerror: the connection broke: {error!r}")
     finally:
         connection.close()
 

@@ -20,6 +20,10 @@ MAX_STOP_WORD_LENGTH = 1024
 MAX_BAD_WORDS = 1024
 MAX_CACHE_SALT_LENGTH = 256
 MAX_SEED = 2**64 - 1
+MAX_TEMPERATURE = 1e6
+"""Above it all tokens are equally likely, to float32."""
+PENALTY_LIMIT = 1e6
+"""Of the penalties, on both sides of 0; a repetition penalty is at least 1 divided by it."""
 
 
 def check_range(name: str, value: float | None, low: float, high: float, limit: str) -> None:
@@ -40,7 +44,7 @@ class SamplingConfig:
     """
 
     temperature: float | None = None
-    """>= 0; 0 = greedy; neutral 1."""
+    """0..MAX_TEMPERATURE; 0 = greedy; neutral 1."""
     top_k: int | None = None
     """>= 0; keep the k likeliest tokens; 0 = unset."""
     top_p: float | None = None
@@ -50,11 +54,11 @@ class SamplingConfig:
     seed: int | None = None
     """0..2**64-1; None = fresh entropy. A draw depends on (seed, sequence_index, position)."""
     repetition_penalty: float = 1.0
-    """> 0; a seen token's logit is divided by it where positive, multiplied where negative."""
+    """1e-6..1e6; a seen token's logit is divided by it if positive, multiplied if negative."""
     presence_penalty: float = 0.0
-    """-2..2 is usual, any finite value is taken; subtracted once from each seen token's logit."""
+    """-2..2 is usual, -1e6..1e6 is taken; subtracted once from each seen token's logit."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit once for each time it was seen."""
+    """-1e6..1e6; subtracted from a token's logit once for each time it was seen."""
     min_tokens: int = 0
     """>= 0; end ids cannot be chosen before this many tokens."""
     beam_width: int = 1
@@ -63,7 +67,9 @@ class SamplingConfig:
     """Only 1 is served."""
 
     def __post_init__(self) -> None:
-        check_range("temperature", self.temperature, 0, 1e6, "must be 0 or larger")
+        check_range(
+            "temperature", self.temperature, 0, MAX_TEMPERATURE, "must be between 0 and 1e6"
+        )
         check_range("top_k", self.top_k, 0, 2**31 - 1, "must be 0 or larger")
         check_range("top_p", self.top_p, 0, 1, "must be between 0 and 1")
         check_range("min_p", self.min_p, 0, 1, "must be between 0 and 1")
@@ -74,10 +80,16 @@ class SamplingConfig:
             "num_return_sequences", self.num_return_sequences, 1, 2**31 - 1, "must be 1 or larger"
         )
         check_range(
-            "repetition_penalty", self.repetition_penalty, 1e-6, 1e6, "must be larger than 0"
+            "repetition_penalty",
+            self.repetition_penalty,
+            1 / PENALTY_LIMIT,
+            PENALTY_LIMIT,
+            "must be between 1e-6 and 1e6",
         )
-        check_range("presence_penalty", self.presence_penalty, -1e6, 1e6, "must be finite")
-        check_range("frequency_penalty", self.frequency_penalty, -1e6, 1e6, "must be finite")
+        for name in ("presence_penalty", "frequency_penalty"):
+            check_range(
+                name, getattr(self, name), -PENALTY_LIMIT, PENALTY_LIMIT, "must be within +-1e6"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -149,7 +161,9 @@ class Request:
         check_range("max_tokens", self.max_tokens, 1, 2**31 - 1, "must be 1 or larger")
         check_range("priority", self.priority, 0, 1, "must be between 0 and 1")
         if self.allotted_time_ms is not None and not self.allotted_time_ms > 0:
-            raise InvalidRequestError("timeout_us", self.allotted_time_ms, "must be larger than 0")
+            raise InvalidRequestError(
+                "allotted_time_ms", self.allotted_time_ms, "must be larger than 0"
+            )
         if len(self.stop_words) > MAX_STOP_WORDS:
             raise InvalidRequestError(
                 "stop_words", len(self.stop_words), f"words: at most {MAX_STOP_WORDS} are allowed"

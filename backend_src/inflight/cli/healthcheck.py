@@ -30,7 +30,10 @@ def infer_one_token(url: str, timeout_seconds: float) -> None:
         parts.hostname, parts.port or 8000, timeout=timeout_seconds
     )
     try:
-        connection.request("POST", f"/v2/models/{_MODEL}/generate", json.dumps(_REQUEST))
+        # The server does not see us leave: without a limit of its own an unanswered check would
+        # wait in its queue, and the next ones behind it.
+        ask = _REQUEST | {"timeout_us": int(timeout_seconds * 1e6)}
+        connection.request("POST", f"/v2/models/{_MODEL}/generate", json.dumps(ask))
         reply = connection.getresponse()
         body = reply.read(_MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
@@ -49,3 +52,5 @@ def _check(status: int, body: bytes) -> None:
         raise UnhealthyError(f"status {status}, and no JSON object")
     if status != 200 or "text_output" not in answer:
         raise UnhealthyError(f"status {status}: {answer.get('error', 'no text_output')}")
+    if answer.get("finish_reason") == "timed_out":
+        raise UnhealthyError("no token within the time limit")

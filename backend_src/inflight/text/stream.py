@@ -84,10 +84,14 @@ class TextStream:
         self._sequences = WordSearch([_as_text(ids) for ids in stop_token_sequences])
         self._num_prompt_ids = 0
         """Ids at the front of ``_ids`` that are the echoed prompt's."""
+        self._open_prompt_text = ""
+        """What an echoed prompt decodes to alone, where it ends inside a character."""
         self._end: TextDelta | None = None
         if echo_prompt:
             self._num_prompt_ids = len(prompt_token_ids)
             self._extend(prompt_token_ids)
+            if self._decoder is not None and self._borders[-1].num_ids < self._num_prompt_ids:
+                self._open_prompt_text = self._text + self._decoder.uncertain_text()
 
     def append(self, token_id: int) -> str | None:
         """Adds a generated token. Returns what matched, if something did: a stop word, or the ids
@@ -143,8 +147,10 @@ class TextStream:
         border = _Border(last.num_ids + step.num_settled, len(self._text) - step.overhang)
         self._borders.append(border)
         if last.num_ids < self._num_prompt_ids <= border.num_ids:
-            # Behind the prompt, and behind a character that generated ids completed for it.
-            self._words.start_at(border.num_characters)
+            open_text = self._open_prompt_text
+            self._words.start_at(
+                _begin_behind(open_text, self._text) if open_text else border.num_characters
+            )
 
     def _match_word(self) -> tuple[TextDelta, str] | None:
         if not self._words or self._borders[-1].num_ids < self._num_prompt_ids:
@@ -211,6 +217,17 @@ class TextStream:
         self._sequences.drop(delta.num_generated_tokens)
         if self._tokenizer is not None:
             self._prefix = context_window(self._tokenizer, self._prefix + delta.token_ids)
+
+
+def _begin_behind(open_text: str, text: str) -> int:
+    """Where generated text begins in ``text``, whose prompt alone decodes to ``open_text``.
+
+    Behind the character that generated ids completed for the prompt, or behind its broken bytes.
+    """
+    for at, (alone, together) in enumerate(zip(open_text, text, strict=False)):
+        if alone != together:
+            return at + 1
+    return len(open_text)
 
 
 def _as_text(ids: Sequence[int]) -> str:

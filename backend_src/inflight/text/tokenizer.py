@@ -17,6 +17,11 @@ _ANCHOR = "\n"
 a token of its own, or none."""
 
 
+_QUICK_CHARS = 4096
+"""Texts up to this take about as long as a thread may keep the interpreter to itself anyway (5 ms).
+Longer ones may take seconds."""
+
+
 class Tokenizer:
     """Holds no state of any request; safe to share by threads."""
 
@@ -62,7 +67,13 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequestError("text_input", "...", "is not valid Unicode") from None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= _QUICK_CHARS:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        else:  # the library lets other threads run during a batch only
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        ids: list[int] = encoding.ids
         return ids
 
     def encode_chat(self, messages: str) -> list[int]:

@@ -37,7 +37,13 @@ def end_ids(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int
 
 
 def time_limit_ms(fields: Mapping[str, Any]) -> float | None:
-    """The shortest of the limits that the request states; None without one."""
+    """The shortest of the limits that the request states; None without one.
+
+    Raises InvalidRequestError for a limit that is not larger than 0.
+    """
+    for name in ("timeout_us", "allotted_time_ms"):
+        if name in fields and not fields[name] > 0:
+            raise InvalidRequestError(name, fields[name], "must be larger than 0")
     stated = []
     if "timeout_us" in fields:
         stated.append(fields["timeout_us"] / 1000)

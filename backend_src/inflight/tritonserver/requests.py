@@ -21,7 +21,7 @@ from inflight.tritonserver.parameters import parameter_fields, sampling_paramete
 from inflight.tritonserver.parsed import Door, ParsedRequest, RawRequest, Wants
 from inflight.tritonserver.prompts import prompt_ids
 from inflight.tritonserver.retention import retention_config
-from inflight.tritonserver.tensors import batch_size, refuse, rows
+from inflight.tritonserver.tensors import batch_size, refuse, rows, same_as_fp32
 from inflight.tritonserver.words import (
     bad_word_sequences,
     logit_bias,
@@ -142,10 +142,17 @@ def _state(element: Element, field: str, value: Any, name: str) -> None:
         element[field] = value
     elif field == _SHORTEST:
         element[field] = min(element[field], value)
-    elif not np.array_equal(element[field], value):
+    elif not _are_equal(element[field], value):
         raise InvalidRequestError(
             name, value, f"contradicts another value of {field} in this request: send one"
         )
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """As a client means it: 0.7 as FP32 and 0.7 as a JSON number are the same."""
+    if isinstance(one, float) and isinstance(other, float):
+        return same_as_fp32(one, other)
+    return np.array_equal(one, other)
 
 
 def _door(elements: list[Element]) -> Door:

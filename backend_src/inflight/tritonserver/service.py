@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from inflight.errors import (
     ShuttingDownError,
 )
 from inflight.observability import log
+from inflight.tritonserver.backlog import Backlog
 from inflight.tritonserver.in_flight import InFlight, TritonRequest
 from inflight.tritonserver.metrics import MetricsReporter, TritonMetrics
 from inflight.tritonserver.orphan import exit_when_orphaned
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOKENIZER_THREADS = 2
-MAX_UNTOKENIZED = 4096
-"""Requests that may wait for a tokenizer thread; more are refused."""
 EXIT_CODE = 70
 """Of the stub process when the engine has stopped on an error (EX_SOFTWARE)."""
 
@@ -77,7 +75,7 @@ class LlmService:
             config.stats_check_period_ms / 1000,
         )
         self._metrics = reporter.metrics
-        self._untokenized = threading.Semaphore(MAX_UNTOKENIZED)
+        self._backlog = Backlog()
         self._pump = ResponsePump(
             executor, self._in_flight, config, reporter, on_engine_failure=self._end_process
         )
@@ -139,11 +137,11 @@ class LlmService:
         assert raw.door is not None, "only a stop request has no door"
         request = TritonRequest(raw, raw.door, reply)
         self._in_flight.open(request)
-        if not self._untokenized.acquire(blocking=False):
+        try:
+            self._backlog.enter(raw)
+        except QueueFullError:
             self._in_flight.end(request)
-            raise QueueFullError(
-                f"{MAX_UNTOKENIZED} requests wait to be tokenized already; try again later"
-            )
+            raise
         try:
             self._pool.submit(self._tokenize_and_enqueue, request, raw)
         except RuntimeError:  # the pool has just been shut down
@@ -153,7 +151,7 @@ class LlmService:
     def _tokenize_and_enqueue(self, request: TritonRequest, raw: RawRequest) -> None:
         """In the pool. A stop or a cancellation may come at any moment, also before this."""
         try:
-            self._untokenized.release()
+            self._backlog.leave(raw)
             if request.cancelled:
                 self._answer_cancelled(request)
                 return

@@ -16,7 +16,9 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from inflight.errors import InvalidRequestError, RequestFailedError
+from inflight.tritonserver.contract import field_of_parameter
 from inflight.tritonserver.orphan import exit_when_orphaned
+from inflight.tritonserver.parameters import truth
 from inflight.tritonserver.reply import Reply
 from inflight.tritonserver.responses import error_of, error_response
 
@@ -73,8 +75,14 @@ class SyncService:
         reply.finish(response)
 
     async def _response(self, pb_request: Any) -> Any:
-        _refuse_streaming(pb_request)
-        request_id = pb_request.request_id() or uuid.uuid4().hex
+        if name := _asked(pb_request, "stream"):
+            # Only pieces would arrive, as if they were the answers of a batch.
+            raise InvalidRequestError(
+                name, True, "is not possible on ensemble_sync: use ensemble or inflight_llm"
+            )
+        request_id = pb_request.request_id()
+        if not request_id and not _asked(pb_request, "stop"):
+            request_id = uuid.uuid4().hex
         loop = asyncio.get_running_loop()
         call = loop.run_in_executor(self._calls, _exec, _forwarded(pb_request, request_id))
         while not (await asyncio.wait({call}, timeout=WATCH_SECONDS))[0]:
@@ -105,12 +113,21 @@ def _exec(pb_request: Any) -> list[Any]:
     return list(pb_request.exec(decoupled=True))
 
 
-def _refuse_streaming(pb_request: Any) -> None:
-    stream = pb_utils.get_input_tensor_by_name(pb_request, "stream")
-    if stream is not None and bool(stream.as_numpy().any()):
-        raise InvalidRequestError(
-            "stream", True, "is not possible on ensemble_sync: use ensemble or inflight_llm"
-        )
+def _asked(pb_request: Any, field: str) -> str:
+    """The name by which the request asks for ``field``, a BOOL; "" where it does not.
+
+    Raises InvalidRequestError for a parameter that is no BOOL; all others are the engine model's to
+    judge.
+    """
+    tensor = pb_utils.get_input_tensor_by_name(pb_request, field)
+    if tensor is not None and tensor.as_numpy().any():
+        return field
+    parameters: dict[str, object] = json.loads(pb_request.parameters() or "{}")
+    for name, value in parameters.items():
+        entry = field_of_parameter(name)
+        if entry is not None and entry.field == field and truth(name, value):
+            return name
+    return ""
 
 
 def _forwarded(pb_request: Any, request_id: str) -> Any:

@@ -92,11 +92,15 @@ def _check_array(entry: InputField, name: str, array: NDArray[Any], size: int) -
         )
 
 
+def same_as_fp32(one: float, other: float) -> bool:
+    """Are they the same FP32 number? A client's FP32 1e-6 is not Python's 1e-6."""
+    with np.errstate(over="ignore"):  # what is beyond FP32 is infinite
+        return bool(np.float32(one) == np.float32(other))
+
+
 def _same(value: object, neutral: object) -> bool:
     if isinstance(value, float) and isinstance(neutral, float):
-        # A client's FP32 1e-6 is not Python's 1e-6. Beyond FP32 it is infinite, so not the same.
-        with np.errstate(over="ignore"):
-            return bool(np.float32(value) == np.float32(neutral))
+        return same_as_fp32(value, neutral)
     return value == neutral
 
 

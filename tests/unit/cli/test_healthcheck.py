@@ -52,6 +52,7 @@ def test_it_asks_the_engine_for_one_token(server: Server) -> None:
     path, request = server.asked
     assert path == "/v2/models/inflight_llm/generate"
     assert request["max_tokens"] == 1
+    assert request["timeout_us"] == 5_000_000
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,7 @@ def test_it_asks_the_engine_for_one_token(server: Server) -> None:
         (400, b'{"error": "Stub process is not healthy"}', "status 400: Stub process is not"),
         (200, b'{"error": "expects exactly 1 response"}', "status 200: expects exactly 1"),
         (200, b"{}", "no text_output"),
+        (200, b'{"text_output": "", "finish_reason": "timed_out"}', "no token within"),
         (502, b"<html>", "status 502, and no JSON object"),
         (200, b"[1]", "status 200, and no JSON object"),
     ],

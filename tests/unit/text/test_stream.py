@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -172,6 +173,18 @@ def test_an_echoed_prompt_waits_for_the_character_it_ends_in() -> None:
     assert stream.take().token_ids == ()
     assert stream.append(0xAC) is None  # the character began in the prompt
     assert stream.take() == TextDelta((), tuple(spell("a€".encode())), "a€", 2, 1)
+
+
+@pytest.mark.parametrize("spell_in", [byte_level, llama])
+def test_stop_words_are_found_behind_an_echoed_prompt_that_ends_in_broken_bytes(
+    spell_in: Callable[[], Tokenizer],
+) -> None:
+    tokenizer = spell_in()
+    prompt = [*tokenizer.encode("a"), *byte_ids(tokenizer, b"\xe2\x82")]
+    stream = TextStream(tokenizer, prompt, echo_prompt=True, stop_words=["he"])
+    (token_id,) = [i for i in tokenizer.encode("a\nhe") if tokenizer.decode([i]) == "he"]
+    assert stream.append(token_id) == "he"
+    assert stream.finish().text == tokenizer.decode(prompt)
 
 
 def test_stop_sequences_are_held_back_and_cut() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,37 @@ def write_checkpoint(directory: Path, backend: tokenizers.Tokenizer, **config: o
 def test_text_survives_the_round_trip(family: str) -> None:
     tokenizer = make_tokenizer(family)
     assert tokenizer.decode(tokenizer.encode("stop the cab")) == "stop the cab"
+
+
+def test_other_threads_go_on_while_a_long_text_is_tokenized() -> None:
+    tokenizer, begun, ended = make_tokenizer("byte_level"), threading.Event(), threading.Event()
+
+    def encode() -> None:
+        begun.set()
+        tokenizer.encode("the cab stops " * 40_000)
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    num_turns = 0
+    while not ended.is_set():
+        time.sleep(0)
+        num_turns += 1
+    thread.join()
+    # Where the tokenizer keeps the interpreter to itself it is two or three.
+    assert num_turns > 50
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("family", sorted(BACKENDS))
+def test_long_texts_are_tokenized_as_short_ones(
+    family: str, special: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, text = make_tokenizer(family), " the cab stops.\nand 😊"
+    as_short = tokenizer.encode(text, add_special_tokens=special)
+    monkeypatch.setattr("inflight.text.tokenizer._QUICK_CHARS", 0)
+    assert tokenizer.encode(text, add_special_tokens=special) == as_short
 
 
 def test_ids_that_are_special_or_unknown_have_no_text() -> None:

@@ -86,8 +86,8 @@ def test_a_batch_is_padded_to_the_longest() -> None:
 
     first, second = out["BAD_WORDS_IDS"]
     spelled = {word: TOKENIZER.word_sequences(word) for word in ("ab", "b")}
-    assert unflatten("x", first) == spelled["ab"] + spelled["b"]
-    assert unflatten("x", second) == spelled["b"]
+    assert unflatten("x", first, 9) == spelled["ab"] + spelled["b"]
+    assert unflatten("x", second, 9) == spelled["b"]
 
     biased = {i for ids in TOKENIZER.word_sequences("a") for i in ids}
     assert out["EMBEDDING_BIAS"].shape == (2, TOKENIZER.vocab_size)

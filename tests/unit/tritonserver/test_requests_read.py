@@ -13,7 +13,7 @@ from inflight.tritonserver.contract.refused import REFUSED
 from inflight.tritonserver.parsed import Door
 from inflight.tritonserver.requests import read_request
 from tests.fakes import fake_pb_utils
-from tests.unit.tritonserver.asking import asking
+from tests.unit.tritonserver.asking import asking, parsed
 
 
 def test_the_text_door() -> None:
@@ -112,12 +112,20 @@ def test_equal_values_under_two_names_are_fine() -> None:
     assert raw.elements[0]["seed"] == 4
 
 
+def test_a_number_is_the_same_as_fp32_and_as_json() -> None:
+    raw = read_request(asking(text_input="a", temperature=0.7, parameters={"temperature": 0.7}))
+    assert raw.elements[0]["temperature"] == pytest.approx(0.7)
+    both = {"temperature": 0.7, "sampling_parameters": '{"temperature": 0.7}'}
+    assert parsed(asking(text_input="a", **both)).requests
+
+
 @pytest.mark.parametrize(
     "contradiction",
     [
         {"seed": 4, "random_seed": 5},
         {"max_tokens": 4, "parameters": {"max_completion_tokens": 5}},
         {"top_p": 0.5, "runtime_top_p": 0.25},
+        {"top_p": 0.5, "parameters": {"top_p": 0.50001}},
     ],
 )
 def test_contradicting_values_are_refused(contradiction: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from inflight.api.response import FinishReason
 from inflight.errors import InvalidRequestError, QueueFullError, RequestFailedError
+from inflight.tritonserver import backlog
 from inflight.tritonserver import service as service_module
 from tests.fakes.fake_pb_utils import InferenceRequest, TritonError
 from tests.unit.tritonserver.service_kit import (
@@ -261,11 +262,33 @@ def test_a_bug_while_tokenizing_ends_one_request(
     running.executor.wait_for_requests(1)
 
 
-def test_too_many_untokenized_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "MAX_UNTOKENIZED", 0)
-    with running_service() as running:
-        (only,) = sends(running.submit(text_request(request_id="r")))
-        assert only.error is not None and "wait to be tokenized" in only.error
+@pytest.mark.parametrize(
+    ("limit", "value", "refused"),
+    [("MAX_REQUESTS", 2, "2 requests"), ("MAX_PROMPT_SIZE", 8, "2 requests with 6 characters")],
+)
+def test_what_waits_to_be_tokenized_is_bounded(
+    running: RunningService, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, refused: str
+) -> None:
+    go_on = threading.Event()
+    real = service_module.build_requests
+
+    def slow(*args: object) -> object:
+        go_on.wait(5)
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(service_module, "build_requests", slow)
+    monkeypatch.setattr(backlog, limit, value)
+    for _ in range(2):
+        running.submit(text_request("a prompt beyond the limit"))
+        wait_until(lambda: running.service._backlog.num_requests == 0, "a thread has taken it")
+    for name in ("one", "two"):
+        running.submit(text_request("abc", request_id=name))
+    (only,) = sends(running.submit(text_request("abc", request_id="three")))
+    assert only.error is not None and only.error.startswith(refused)
+    go_on.set()
+    running.executor.wait_for_requests(4)
+    running.submit(text_request("abc", request_id="three"))
+    running.executor.wait_for_requests(5)
 
 
 def test_an_error_of_the_request_error_kind_keeps_its_text(

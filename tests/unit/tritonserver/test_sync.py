@@ -228,6 +228,16 @@ def test_a_stop_request_passes_through(model: EngineModel) -> None:
     assert [stop.request_id() for stop in model.stops] == ["other"]
 
 
+@pytest.mark.parametrize("how", ["input", "parameter"])
+def test_a_stop_request_gets_no_id_from_us(model: EngineModel, how: str) -> None:
+    as_parameter = InferenceRequest(
+        requested_output_names=["text_output"], parameters={"stop": True}
+    )
+    execute([stop_request("") if how == "input" else as_parameter])
+    (call,) = model.calls
+    assert call.request_id() == "", "so that the engine model says what is missing"
+
+
 def test_streaming_is_refused(model: EngineModel) -> None:
     request = text_request("abc", stream=True)
     execute([request])
@@ -235,6 +245,21 @@ def test_streaming_is_refused(model: EngineModel) -> None:
     assert only.error is not None and only.error.startswith("stream: True")
     assert only.response is not None
     assert only.response.error().code() == TritonError.INVALID_ARG
+    assert model.calls == []
+
+
+@pytest.mark.parametrize("parameters", [{"streaming": True}, {"stream": "true"}])
+def test_streaming_is_refused_as_a_parameter(
+    model: EngineModel, parameters: dict[str, object]
+) -> None:
+    request = InferenceRequest(
+        inputs=unary("abc").inputs(),
+        requested_output_names=["text_output"],
+        parameters=parameters,
+    )
+    execute([request])
+    (only,) = sends(request)
+    assert only.error is not None and only.error.startswith(f"{next(iter(parameters))}: True")
     assert model.calls == []
 
 

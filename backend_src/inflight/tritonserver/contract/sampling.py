@@ -10,7 +10,7 @@ SAMPLING = (
         dtype=Dtype.FP32,
         text_names=("temperature",),
         meaning="Divides the logits; 0: greedy",
-        range="0 or larger",
+        range="0 to 1e6",
         default="greedy where no sampling field is sent, else 1",
     ),
     InputField(
@@ -53,7 +53,7 @@ SAMPLING = (
         dtype=Dtype.FP32,
         text_names=("repetition_penalty",),
         meaning="A seen token's logit is divided by it if positive, else multiplied",
-        range="larger than 0",
+        range="1e-6 to 1e6",
         default="1",
     ),
     InputField(
@@ -61,7 +61,7 @@ SAMPLING = (
         dtype=Dtype.FP32,
         text_names=("presence_penalty",),
         meaning="Subtracted once from the logit of each seen token",
-        range="finite",
+        range="-1e6 to 1e6",
         default="0",
     ),
     InputField(
@@ -69,7 +69,7 @@ SAMPLING = (
         dtype=Dtype.FP32,
         text_names=("frequency_penalty",),
         meaning="Subtracted from a token's logit once for each time it was seen",
-        range="finite",
+        range="-1e6 to 1e6",
         default="0",
     ),
     InputField(
@@ -78,7 +78,7 @@ SAMPLING = (
         dims=(-1,),
         text_names=("bad_words",),
         meaning='Texts that are not generated, bare or after a space. "" is no word',
-        range="at most 1024 token sequences",
+        range="at most 1024 token sequences, 65536 characters in all",
     ),
     InputField(
         field="bad_words_list",
@@ -94,7 +94,7 @@ SAMPLING = (
         dims=(-1,),
         text_names=("embedding_bias_words",),
         meaning="Words whose tokens get a bias, bare or after a space",
-        range="as many as embedding_bias_weights, at most 1024",
+        range="as many as embedding_bias_weights, at most 1024, 65536 characters in all",
     ),
     InputField(
         field="embedding_bias_weights",

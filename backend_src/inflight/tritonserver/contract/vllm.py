@@ -22,7 +22,8 @@ class Renamed(NamedTuple):
 RENAMED: Mapping[str, Renamed] = {
     "stop": Renamed("stop_words", "stop_words; one string or a list"),
     "stop_token_ids": Renamed(
-        "stop_token_ids", "token ids that end the answer and are not part of it; a list"
+        "stop_token_ids",
+        "token ids that end the answer and are not part of it, also before min_tokens; a list",
     ),
     "ignore_eos": Renamed("end_id", "true: end_id -1"),
     "logit_bias": Renamed(
