@@ -24,9 +24,9 @@ from inflight.engine_files.key import EngineKey
 _LOG = logging.getLogger(__name__)
 
 OTHER_VERSIONS_KEPT = 2
-"""Of an engine, beside the one that was loaded last."""
+"""Of an engine, beside the one that is loaded."""
 UNUSED_SECONDS = 14 * 24 * 3600.0
-"""After which an engine of another version is not kept for its own sake."""
+"""After so long without a load, an engine of another version goes."""
 
 Content = TypeVar("Content")
 

@@ -134,7 +134,7 @@ def load_hf_runner(
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
     reason = _why_not_native_attention(model, config, library, kv_dtype)
     if reason is not None and config.attention_backend == "auto":
-        _LOG.info("torch attends, slower than native kernels: %s", reason)
+        _LOG.info("torch attends, slower than kernels would: %s", reason)
     return HfRunner(model, _attention(model, config, library, kv_dtype))
 
 
