@@ -35,7 +35,7 @@ def inputs_of(args: argparse.Namespace) -> list[grpc.InferInput]:
     return inputs
 
 
-def print_answer(events: queue.Queue[tuple[grpc.InferResult, Exception]]) -> None:
+def print_answer(events: queue.Queue[tuple[grpc.InferResult, Exception | None]]) -> None:
     """Prints deltas as they come. The last response has the finish reason and no text."""
     finish_reason = ""
     while not finish_reason:
@@ -58,7 +58,7 @@ def main() -> None:
     args = parser.parse_args()
 
     request_id = uuid.uuid4().hex
-    events: queue.Queue[tuple[grpc.InferResult, Exception]] = queue.Queue()
+    events: queue.Queue[tuple[grpc.InferResult, Exception | None]] = queue.Queue()
     client = grpc.InferenceServerClient(args.url)
     client.start_stream(lambda result, error: events.put((result, error)))
     try:

@@ -1,6 +1,6 @@
 """Can this interpreter run the project? Exit code 0, or one line that says what it lacks.
 
-Runs under whatever Python is found, so it uses nothing that only newer ones have.
+Runs under whatever Python 3 is found, so it uses nothing that only newer ones have.
 """
 
 import ctypes.util
@@ -11,7 +11,7 @@ import sys
 import sysconfig
 
 
-def lacks():
+def lacks() -> "str | None":
     """The reason, or None."""
     if not (3, 10) <= sys.version_info[:2] <= (3, 13):
         return "is Python %d.%d; 3.10 to 3.13 work" % sys.version_info[:2]
@@ -33,12 +33,12 @@ def lacks():
     return None
 
 
-def can_compile():
+def can_compile() -> bool:
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
     return os.path.exists(header) and bool(shutil.which("c++") or shutil.which("g++"))
 
 
-def has_libpython(version):
+def has_libpython(version: str) -> bool:
     if version == "3.13":
         return True  # the server's wheel brings its own
     name = "libpython%s.so.1.0" % version

@@ -9,6 +9,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 venv=$root/.venv
 stamp=$venv/set-up-from
 setup_log=$venv/setup.log
+no_network='NameResolutionError|NewConnectionError|ConnectTimeoutError|ProxyError|Network is unreach'
 pip_options=(--disable-pip-version-check --progress-bar off -c "$root/constraints.txt")
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
@@ -103,8 +104,20 @@ step() {
     printf '    %3d s: %s\n' $((SECONDS - began)) "$(last_activity)" >&2
   done
   trap - INT TERM HUP
-  wait "$pid" || {
-    grep -v '^WARNING' "$setup_log" | tail -n 12 >&2
-    fail "that failed; the whole output is in ${setup_log#"$root"/}"
-  }
+  wait "$pid" || fail "$(what_failed); the whole output is in ${setup_log#"$root"/}"
+}
+
+# In one line where the reason is a common one, else after pip's own last lines.
+what_failed() {
+  local said
+  said=$(grep -v '^WARNING: Retrying' "$setup_log" | tail -n 40)
+  if grep -qE 'No space left on device' <<<"$said"; then
+    echo "the disk is full"
+  elif tail -n 80 "$setup_log" | grep -qE "$no_network"; then
+    echo "the package index cannot be reached (no network? PIP_INDEX_URL names another index," \
+      "HTTPS_PROXY a proxy)"
+  else
+    tail -n 12 <<<"$said" >&2
+    echo "that failed"
+  fi
 }

@@ -17,6 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -106,10 +107,10 @@ def gaps_between(times: Iterable[float], begin: float, end: float) -> list[float
     return [after - before for before, after in pairs if after > begin and before < end]
 
 
-def make_executor(directory: object, dtype: str, max_num_tokens: int, target_ms: float) -> Executor:
-    config = InflightConfig(dtype=dtype, max_num_tokens=max_num_tokens, max_seq_len=MAX_SEQ_LEN)  # type: ignore[arg-type]
+def make_executor(directory: Path, dtype: str, max_num_tokens: int, target_ms: float) -> Executor:
+    config = InflightConfig(dtype=dtype, max_num_tokens=max_num_tokens, max_seq_len=MAX_SEQ_LEN)
     return Executor(
-        load_runner(directory, config),  # type: ignore[arg-type]
+        load_runner(directory, config),
         ExecutorConfig(
             max_batch_size=16,
             max_num_tokens=max_num_tokens,

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -25,6 +27,7 @@ from inflight.model.factory import load_hf_runner
 from inflight.model.fused.load import build_fused_runner
 from inflight.model.fused.runner import FusedRunner
 from inflight.model.runner import ModelRunner, PackedInputs
+from inflight.native.experts import Routing
 from inflight.native.library import load_native
 from tests.benchmarks.fused_speed import (
     BATCHES,
@@ -63,24 +66,23 @@ def share_of_experts(runner: FusedRunner, inputs: PackedInputs) -> float:
     experts = runner.decoder.ops.experts
     route = experts.route
 
-    def counting(logits: torch.Tensor, routing: object, **options: bool) -> None:
+    def counting(logits: torch.Tensor, routing: Routing, **options: bool) -> None:
         route(logits, routing, **options)
         starts = torch.cat((routing.ends.new_zeros(1), routing.ends[:-1]))
         counted.append(float((routing.ends > starts).float().mean()))
 
-    experts.route = counting
-    runner.forward(inputs)
-    del experts.route
+    with patch.object(experts, "route", counting):
+        runner.forward(inputs)
     return sum(counted) / len(counted)
 
 
 def compare(fused: FusedRunner, hf: ModelRunner, seconds: float, repeats: int) -> None:
     print(f"{'iteration':14}{'read':>6}{'fused tok/s':>13}{'hf tok/s':>10}{'ratio':>7}")
     for name, inputs in steps(fused.spec.vocab_size).items():
-        best = {}
+        best: dict[ModelRunner, float] = {}
         for _ in range(repeats):
             for runner in (fused, hf):
-                taken = fastest(lambda r=runner, i=inputs: r.forward(i), seconds)
+                taken = fastest(partial(runner.forward, inputs), seconds)
                 best[runner] = min(taken, best.get(runner, taken))
         num_tokens = len(inputs.token_ids)
         ours, theirs = num_tokens / best[fused], num_tokens / best[hf]

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def fastest(call: Callable[[], object], seconds: float) -> float:
 class Stopwatch:
     """Stands in for an object of operations and adds up the time of its methods."""
 
-    def __init__(self, ops: Any, spent: Counter[str]) -> None:
+    def __init__(self, ops: Any, spent: dict[str, float]) -> None:
         self._ops = ops
         self._spent = spent
 
@@ -108,10 +109,11 @@ class Stopwatch:
 
 def shares(runner: FusedRunner, inputs: PackedInputs, seconds: float) -> str:
     decoder = runner.decoder
-    ops, spent = decoder.ops, Counter[str]()
-    timed = {name: Stopwatch(getattr(ops, name), spent) for name in ("linear", "elementwise")}
-    attention = Stopwatch(ops.attention, spent)
-    decoder.ops = replace(ops, **timed, attention=attention)
+    ops = decoder.ops
+    spent: dict[str, float] = defaultdict(float)
+    kinds = ("linear", "elementwise", "attention")
+    timed: dict[str, Any] = {kind: Stopwatch(getattr(ops, kind), spent) for kind in kinds}
+    decoder.ops = replace(ops, **timed)
     start, rounds = time.perf_counter(), 0
     while time.perf_counter() - start < seconds or not rounds:
         runner.forward(inputs)
@@ -166,7 +168,7 @@ def report(
     for name, inputs in steps(runner.spec.vocab_size).items():
         if options.only not in name:
             continue
-        taken = fastest(lambda inputs=inputs: runner.forward(inputs), options.seconds)
+        taken = fastest(partial(runner.forward, inputs), options.seconds)
         least = weight_bytes(runner) / read_rate(options.seconds / 2)
         parts = shares(runner, inputs, options.seconds / 2)
         print(f"{kind:8}{name:12}{taken * 1e3:8.2f}{least * 1e3:9.2f}  {parts}", flush=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +61,8 @@ class Buffers:
 
 
 def random_weight(n: int, k: int) -> Tensor:
-    return torch.randn(n, k) / k**0.5
+    weight: Tensor = torch.randn(n, k) / k**0.5
+    return weight
 
 
 Layer = tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear]
@@ -126,7 +127,7 @@ def torch_step() -> tuple[Step, int]:
     return step, 2 * PARAMETERS
 
 
-def alternated(actions: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+def alternated(actions: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Seconds of each action's fastest turn, of at least three."""
     for action in actions.values():
         action()

@@ -97,7 +97,7 @@ def highest_hit_rate(arguments: argparse.Namespace) -> float:
     of_each = -(-(arguments.prefix + arguments.suffix) // arguments.tokens_per_block)
     # Where the prefix ends inside a block, that block is reused in part.
     part = int(arguments.prefix % arguments.tokens_per_block > 0)
-    return (arguments.requests - 1) * (whole + part) / (arguments.requests * of_each)
+    return float((arguments.requests - 1) * (whole + part) / (arguments.requests * of_each))
 
 
 def compare(arguments: argparse.Namespace) -> None:

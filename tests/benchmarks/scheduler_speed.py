@@ -8,9 +8,10 @@ figure is the median of many passes. Timed figures are printed, never asserted.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,7 @@ def microseconds(
     policy: CapacitySchedulerPolicy,
     num_active: int,
     started: Sequence[LlmRequest],
-    waiting: Iterable[LlmRequest],
+    waiting: Collection[LlmRequest],
     num_free_blocks: int,
 ) -> float:
     scheduler = Scheduler(
@@ -110,6 +111,7 @@ def microseconds(
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     print(f"{'policy':22}{'active':>7}{'generation':>12}{'full queue':>12}{'contexts':>10}   us")
     for policy in CapacitySchedulerPolicy:
         for num_active in (8, 64, 256):

@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from inflight.api import (
     CapacitySchedulerPolicy,
@@ -93,7 +94,7 @@ def ceiling(static: Outcome, batch_size: int) -> float:
     return static.seconds / (context_seconds + (static.num_tokens - context_tokens) / rate)
 
 
-def compare(directory: object, arguments: argparse.Namespace, longest_prompt: int) -> None:
+def compare(directory: Path, arguments: argparse.Namespace, longest_prompt: int) -> None:
     print(f"\n64 requests, prompts of at most {longest_prompt} tokens")
     requests = make_load(longest_prompt)
     executors = {}
@@ -105,7 +106,7 @@ def compare(directory: object, arguments: argparse.Namespace, longest_prompt: in
             scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
             kv_cache_config=KvCacheConfig(num_blocks=64 * 32, enable_block_reuse=False),
         )
-        runner = load_runner(directory, InflightConfig(dtype=arguments.dtype))  # type: ignore[arg-type]
+        runner = load_runner(directory, InflightConfig(dtype=arguments.dtype))
         executors[policy] = Executor(runner, config)
         run(executors[policy], requests[:4])
     outcomes: dict[CapacitySchedulerPolicy, list[Outcome]] = {policy: [] for policy in POLICIES}

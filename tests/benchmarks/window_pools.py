@@ -9,6 +9,7 @@ books; times are those of the example's cost model.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,7 @@ def simulated(groups: Sequence[KvGroup], num_blocks: int) -> Outcome:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     for model in MODELS:
         free_bytes = 4 * GIB
         print(f"{model.name}, {free_bytes // GIB} GiB of KV")

@@ -16,7 +16,8 @@ from inflight.model.fused.families import decoder_spec
 from inflight.model.fused.spec import DecoderSpec
 from tests.gpu.random_checkpoint import LLAMA_1B, TINY
 
-LLAMA_8B: Mapping[str, Any] = LLAMA_1B | {
+LLAMA_8B: Mapping[str, Any] = {
+    **LLAMA_1B,
     "hidden_size": 4096,
     "intermediate_size": 14336,
     "num_hidden_layers": 32,
@@ -92,7 +93,8 @@ class RandomTensors:
         drawn = torch.randn(
             shape, generator=self._generator, device=self._device, dtype=self._dtype
         )
-        return drawn * shape[1] ** -0.5
+        weight: Tensor = drawn * shape[1] ** -0.5
+        return weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,9 +195,12 @@ def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
         began = time.perf_counter()
         work()
         return time.perf_counter() - began
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
     begin.record()
     work()
     end.record()
     torch.cuda.synchronize(device)
-    return begin.elapsed_time(end) / 1000
+    return float(begin.elapsed_time(end)) / 1000

@@ -16,6 +16,7 @@ import torch
 from inflight import Executor
 from inflight.api import SamplingConfig
 from inflight.model.device.load import make_runtime, tune_kernels
+from tests.gpu.card import is_skipped
 from tests.gpu.engine_bench import CARD, SMALL, Bench, free_memory, generation_rate
 from tests.gpu.engine_eager import measure_eager
 from tests.gpu.engine_shapes import measure_ceilings, spec_of
@@ -131,8 +132,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="in small, on the stand-in")
     parser.add_argument("--tune", action="store_true", help="measure the kernels' launches first")
     options = parser.parse_args()
-    if not options.cpu and not torch.cuda.is_available():
-        emit(Row(what="engine", outcome=Outcome.SKIPPED, note="torch sees no CUDA device"))
+    if is_skipped("engine", on_cpu=options.cpu):
         return
     scale = SMALL if options.cpu else CARD
     device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)

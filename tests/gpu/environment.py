@@ -32,8 +32,11 @@ def card() -> Row:
     """Name, memory, multiprocessors, compute capability, driver."""
     import torch
 
-    if not torch.cuda.is_available():
-        return Row(what=CARD, outcome=Outcome.FAILED, note="torch sees no CUDA device")
+    from tests.gpu.card import why_no_card
+
+    reason = why_no_card()
+    if reason is not None:
+        return Row(what=CARD, outcome=Outcome.FAILED, note=reason)
     device = torch.cuda.get_device_properties(0)
     note = (
         f"{device.name}, {device.total_memory / 2**30:.0f} GiB, "

@@ -91,7 +91,7 @@ class _Layer:
     def products_work(self, *, is_context: bool) -> Work:
         """After ``route``, which says whose weights are read."""
         weights = self._gate_ups[0].nbytes + self._downs[0].nbytes
-        num_read = len(self._routing.experts.unique())
+        num_read = len(set(self._routing.experts.flatten().tolist()))
         operations = 2.0 * len(self._results) * weights / DTYPE.itemsize
         return Work(
             what=f"expert_gate_ups + expert_linears, {self._words}",

@@ -21,6 +21,7 @@ from inflight.errors import one_line
 from inflight.kernels.launch import AttentionLaunches
 from inflight.kernels.tuning import launches_for, tune
 from inflight.model.device.flashinfer_attention import missing_reason
+from tests.gpu.card import why_no_card
 from tests.gpu.kernel_speed import ceiling, measured, seconds
 from tests.gpu.kernel_works import (
     LLAMA,
@@ -41,8 +42,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="there is nothing of it to see")
     parser.add_argument("--tune", type=Path, metavar="FILE")
     options = parser.parse_args()
-    has_card = torch.cuda.is_available() and not options.cpu
-    reason = missing_reason() if has_card else "FlashInfer needs a CUDA device"
+    reason = "it computes on a card only" if options.cpu else why_no_card() or missing_reason()
     if reason is not None:
         emit(Row(what=KERNEL, outcome=Outcome.SKIPPED, note=reason))
         return

@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 
 from inflight.errors import one_line
+from tests.gpu.card import is_skipped
 from tests.gpu.rows import Outcome, Row, emit
 from tests.interpreter.all_cases import CASES
 from tests.interpreter.case import dtype_name
@@ -31,8 +32,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--every", type=int, help="run only each N-th case")
     options = parser.parse_args()
-    if not options.cpu and not torch.cuda.is_available():
-        emit(Row(what="kernels", outcome=Outcome.SKIPPED, note="torch sees no CUDA device"))
+    if is_skipped("kernels", on_cpu=options.cpu):
         return
     every = options.every or (CPU_SHARE if options.cpu else 1)
     chosen = range(0, len(CASES), every)

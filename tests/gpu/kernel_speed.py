@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from inflight.kernels.tuning import launches_for, tune
+from tests.gpu.card import is_skipped
 from tests.gpu.expert_works import QWEN3, SMALL_EXPERTS, expert_works
 from tests.gpu.kernel_works import (
     LLAMA,
@@ -30,7 +31,7 @@ from tests.gpu.kernel_works import (
     elementwise,
     product_work,
 )
-from tests.gpu.rows import Outcome, Row, emit
+from tests.gpu.rows import Row, emit
 from tests.gpu.sampling_speed import LLAMA_SAMPLING, SMALL_SAMPLING, sampling_rows
 
 TARGET_BANDWIDTH = 0.7
@@ -43,8 +44,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--tune", type=Path, metavar="FILE")
     options = parser.parse_args()
-    if not options.cpu and not torch.cuda.is_available():
-        emit(Row(what="kernels", outcome=Outcome.SKIPPED, note="torch sees no CUDA device"))
+    if is_skipped("kernels", on_cpu=options.cpu):
         return
     torch.manual_seed(1)
     device = torch.device("cpu" if options.cpu else "cuda")
@@ -104,9 +104,12 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
         for _ in range(REPEATS):
             run()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(5):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
         begin.record()
         graph.replay()
         end.record()

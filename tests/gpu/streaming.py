@@ -18,6 +18,7 @@ from typing import Protocol
 
 import torch
 
+from tests.gpu.card import is_skipped
 from tests.gpu.random_checkpoint import LLAMA_1B, TINY, make_checkpoint
 from tests.gpu.rows import Outcome, Row, emit
 
@@ -86,6 +87,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true")
     on_cpu = parser.parse_args().cpu
+    if is_skipped("streaming", on_cpu=on_cpu):
+        return
     with tempfile.TemporaryDirectory(prefix="inflight-streaming-") as scratch:
         checkpoint = make_checkpoint(
             Path(scratch) / "random-llama",

@@ -24,11 +24,11 @@ class ExecutorDoor:
     def serve(self, load: Load) -> list[Stream]:
         tokenizer = self._executor.tokenizer
         assert tokenizer is not None
-        streams: dict[str, Stream] = {}
+        streams: dict[int, Stream] = {}
         began = time.perf_counter()
         for prompt in load.prompts():
             request = Request(
-                input_token_ids=tokenizer.encode(prompt),
+                input_token_ids=tuple(tokenizer.encode(prompt)),
                 max_tokens=load.max_tokens,
                 streaming=True,
                 end_ids=(),

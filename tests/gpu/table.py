@@ -66,7 +66,7 @@ def as_json(report: Report) -> str:
 
 def _cells(report: Report) -> list[tuple[str, ...]]:
     """Checks that only say ok are folded into one line for each stage: there are hundreds."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for title, rows in report.stages.items():
         plain = [r for r in rows if r.judged is Outcome.OK and r.value is None and not r.note]
         if plain:

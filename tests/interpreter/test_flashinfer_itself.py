@@ -8,10 +8,11 @@ import torch
 pytest.importorskip("triton")
 
 from inflight.model.device.flashinfer_attention import missing_reason  # noqa: E402
+from tests.gpu.card import why_no_card  # noqa: E402
 from tests.interpreter.case import Case  # noqa: E402
 from tests.interpreter.flashinfer_cases import flashinfer_cases  # noqa: E402
 
-REASON = missing_reason() if torch.cuda.is_available() else "torch sees no CUDA device"
+REASON = why_no_card() or missing_reason()
 
 pytestmark = [
     pytest.mark.interpreter,

@@ -35,9 +35,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def hf_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was asked of transformers' classes."""
     loads: list[str] = []
-    monkeypatch.setattr(
-        factory, "load_hf_runner", lambda directory, *rest: loads.append(directory.name)
-    )
+
+    def load(directory: Path, *rest: Any, why_not_fused: str | None = None) -> None:
+        loads.append(directory.name)
+
+    monkeypatch.setattr(factory, "load_hf_runner", load)
     return loads
 
 
@@ -80,6 +82,28 @@ def test_without_kernels_transformers_serve(
     assert hf_loads == ["llama"]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "dtype", "why"),
+    [
+        ("mixtral", "fp8", "dtype fp8 is not computed for experts"),
+        ("llama", "int8", "dtype int8 is computed on a CPU only"),
+        ("gpt2", "fp8", "the fused runner does not know gpt2"),
+    ],
+)
+def test_what_neither_can_serve_is_refused_with_the_reason(
+    model_type: str, dtype: str, why: str, tmp_path: Path
+) -> None:
+    directory = tiny_checkpoint(tmp_path, model_type)
+    with pytest.raises(ConfigError, match=f"dtype: {dtype}: only the fused runner .* here: {why}"):
+        load_runner(directory, dtype=dtype)
+
+
+@pytest.mark.parametrize("runner", ["auto", "hf", "fused"])
+def test_native_attention_is_not_had_on_a_gpu(runner: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="attention_backend: cpu: a GPU computes here"):
+        load_runner(tiny_checkpoint(tmp_path), attention_backend="cpu", runner=runner)
+
+
 def test_runner_fused_is_no_wish_but_an_order(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="runner: fused: kv_cache_dtype int8 is stored on a CPU"):
         load_runner(tiny_checkpoint(tmp_path), runner="fused", kv_cache_dtype="int8")
@@ -93,9 +117,12 @@ def test_kernels_of_a_gpu_are_nobody_elses(backend: str, tmp_path: Path) -> None
             load_runner(directory, attention_backend=backend, **keys)
 
 
-def test_flashinfer_is_no_wish_but_an_order(tmp_path: Path, hf_loads: list[str]) -> None:
-    keys = {"attention_backend": "flashinfer", "kv_cache_dtype": "int8"}
-    with pytest.raises(ConfigError, match="attention_backend: flashinfer: kv_cache_dtype int8 is"):
+@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
+def test_kernels_of_a_gpu_are_no_wish_but_an_order(
+    backend: str, tmp_path: Path, hf_loads: list[str]
+) -> None:
+    keys = {"attention_backend": backend, "kv_cache_dtype": "int8"}
+    with pytest.raises(ConfigError, match=f"attention_backend: {backend}: kv_cache_dtype int8 is"):
         load_runner(tiny_checkpoint(tmp_path), **keys)
     assert not hf_loads
 

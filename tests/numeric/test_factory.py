@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -40,23 +41,37 @@ def test_auto_fuses_what_it_can(llama: Path, dtype: str) -> None:
     assert runner.spec.dtype == ("fp32" if dtype == "fp32" else "bf16")
 
 
-def test_auto_leaves_other_architectures_to_transformers(gpt2: Path) -> None:
-    runner = load_runner(gpt2, config())
+def test_auto_leaves_other_architectures_to_transformers(
+    gpt2: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        runner = load_runner(gpt2, config())
     assert isinstance(runner, HfRunner)
     assert isinstance(runner.backend, NativeAttentionBackend)
+    assert "served by transformers' classes" in caplog.text and "gpt2" in caplog.text
+    assert "torch attends" not in caplog.text
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{"tokens_per_block": 24}, {"attention_backend": "torch"}, {"dtype": "fp16"}],
+    ("values", "why"),
+    [
+        ({"tokens_per_block": 24}, "native kernels do not take tokens_per_block 24"),
+        ({"attention_backend": "torch"}, "attention_backend is torch"),
+        ({"dtype": "fp16"}, "native kernels do not compute in fp16"),
+        ({"kv_cache_dtype": "fp16"}, "native kernels do not store fp16"),
+    ],
     ids=str,
 )
-def test_auto_falls_back_where_native_kernels_cannot(
-    llama: Path, values: dict[str, object]
+def test_auto_falls_back_where_native_kernels_cannot_and_says_why(
+    llama: Path, values: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runner = load_runner(llama, config(**values))
+    with caplog.at_level(logging.INFO):
+        runner = load_runner(llama, config(**values))
     assert isinstance(runner, HfRunner)
     assert isinstance(runner.backend, TorchAttention)
+    assert f"served by transformers' classes, slower than the fused: {why}" in caplog.text
+    is_asked_for = "attention_backend" in values
+    assert ("torch attends, slower than kernels would: " in caplog.text) is not is_asked_for
 
 
 def test_without_native_kernels_torch_serves(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,5 +87,20 @@ def test_without_native_kernels_torch_serves(llama: Path, monkeypatch: pytest.Mo
 def test_what_is_asked_for_by_name_is_not_replaced(gpt2: Path) -> None:
     with pytest.raises(CheckpointError, match="runner: fused: "):
         load_runner(gpt2, config(runner="fused"))
-    with pytest.raises(ConfigError, match="dtype: int8: only the fused runner"):
-        load_runner(gpt2, config(dtype="int8"))
+    with pytest.raises(ConfigError, match="dtype: int8: only the fused runner computes in it$"):
+        load_runner(gpt2, config(dtype="int8", runner="hf"))
+
+
+def test_a_dtype_that_only_the_first_choice_has_is_refused_with_its_reason(
+    llama: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(directory: Path, dtype: str) -> str:
+        with pytest.raises(ConfigError) as refused:
+            load_runner(directory, config(dtype=dtype))
+        return str(refused.value)
+
+    common = "only the fused runner computes in it, which cannot serve this here: "
+    assert refusal(llama, "fp8") == f"dtype: fp8: {common}fp8 is computed on a GPU only"
+    assert refusal(gpt2, "int8") == f"dtype: int8: {common}the fused runner does not know gpt2"
+    monkeypatch.setattr(factory, "load_native", lambda cache_dir: None)
+    assert refusal(llama, "int4") == f"dtype: int4: {common}there are no native kernels"

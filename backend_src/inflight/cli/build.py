@@ -54,7 +54,8 @@ def _result(checkpoint: Checkpoint, config: InflightConfig, seconds: float) -> s
     store = EngineStore(config.cache_dir)
     key = engine_key(checkpoint.directory, config.dtype, config.cache_dir)
     if not store.has(key):
-        return f"{checkpoint.name} is served by transformers' classes: there is no engine to keep"
+        why = store.reason_against(key)
+        return f"there is no engine of {checkpoint.name} to keep{f': {why}' if why else ''}"
     folder = store.folder(key)
     size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     return (

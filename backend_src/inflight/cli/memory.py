@@ -29,7 +29,8 @@ def check_memory(checkpoint: Path, dtype: str, available_bytes: int) -> None:
     if needed > available_bytes:
         raise StartupError(
             f"not enough memory: the weights need {needed / _GIB:.1f} GiB in dtype {dtype}, "
-            f"{available_bytes / _GIB:.1f} GiB are available"
+            f"{available_bytes / _GIB:.1f} GiB are available",
+            remedy="take a smaller checkpoint, or a smaller --dtype",
         )
 
 

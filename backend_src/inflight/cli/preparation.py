@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from inflight.api.config import InflightConfig, process_environment
 from inflight.api.config_sources import environment_of
 from inflight.checkpoint import Checkpoint, prepare_checkpoint
 from inflight.cli import preflight
 from inflight.cli.errors import StartupError
+from inflight.cli.memory import available_memory, check_memory
 from inflight.engine_files.key import engine_key
 from inflight.engine_files.store import EngineStore
 from inflight.native.build import NativeUnavailableError, build_native
@@ -27,8 +28,9 @@ def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
     compiled while the checkpoint is converted and the engine's build begins, which waits for them
     where it needs them. There is nothing to do at the next start.
 
-    Raises ConfigError, StartupError. Kernels that cannot be compiled are no error: the engine
-    computes in torch then, and says so.
+    Raises ConfigError; StartupError where there is too little memory for the weights, or the engine
+    cannot be built. Kernels that cannot be compiled are no error: the engine computes in torch
+    then, and says so.
     """
     has_kernels = threading.Event()
     kernels = threading.Thread(
@@ -38,6 +40,7 @@ def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
         return prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
     kernels.start()
     checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
+    check_memory(checkpoint.directory, config.dtype, available_memory())
     kernels.join(_QUICK_SECONDS)
     if kernels.is_alive():
         say("compiling the native kernels (once)")
@@ -75,9 +78,15 @@ def run_build(config: InflightConfig) -> None:
         complaints.seek(0)
         lines = [line.strip() for line in complaints if line.strip()]
     if done.returncode:
-        reason = lines[-1] if lines else f"exit code {done.returncode}"
-        raise StartupError(f"the engine cannot be built: {reason.removeprefix('inflight: ')}")
+        raise StartupError(f"the engine cannot be built: {_why(done.returncode, lines)}")
     print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
+
+
+def _why(returncode: int, lines: Sequence[str]) -> str:
+    """``lines``: what a process that failed has said."""
+    if returncode < 0:  # what it said before is not the reason
+        return f"it was killed by signal {-returncode} (too little memory?)"
+    return lines[-1].removeprefix("inflight: ") if lines else f"exit code {returncode}"
 
 
 def _compile_kernels(cache_dir: str, done: threading.Event) -> None:

@@ -13,13 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from inflight.checkpoint import Checkpoint
 from inflight.cli import preflight
 from inflight.cli.config_options import resolved_config
 from inflight.cli.errors import StartupError
 from inflight.cli.installation import TritonInstallation, find_installation
 from inflight.cli.launch import Launch, check_first_python, server_command, server_environment
-from inflight.cli.memory import available_memory, check_memory
 from inflight.cli.ports import Endpoints, check_ports
 from inflight.cli.preparation import prepare
 from inflight.cli.restarts import RestartPolicy
@@ -50,7 +48,9 @@ def serve(options: ServeOptions) -> None:
     environment = server_environment(options.config_values, options.config_file)
     installation = _look(options, environment)
     checkpoint = prepare(config, say)
-    _look_at_resources(checkpoint, config.dtype)
+    hint = preflight.speed_hint(gpu=preflight.has_gpu(), compiler=preflight.has_compiler())
+    if hint is not None:
+        say(hint)
     remove_leftovers()
     with (
         tempfile.TemporaryDirectory(prefix="inflight-") as scratch,
@@ -108,15 +108,6 @@ def _look(options: ServeOptions, environment: Mapping[str, str]) -> TritonInstal
     check_first_python(environment)
     preflight.check_stub_libraries(installation.stub, environment)
     return installation
-
-
-def _look_at_resources(checkpoint: Checkpoint, dtype: str) -> None:
-    gpu = preflight.has_gpu()
-    if not gpu:
-        check_memory(checkpoint.directory, dtype, available_memory())
-    hint = preflight.speed_hint(gpu=gpu, compiler=preflight.has_compiler())
-    if hint is not None:
-        say(hint)
 
 
 @contextlib.contextmanager

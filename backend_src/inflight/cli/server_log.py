@@ -13,11 +13,14 @@ _KEPT_LINES = 200
 _REASON_LINES = 3
 
 _GLOG = re.compile(r'^(?P<level>[IWEF])\d{4} \S+ \d+ (?P<file>[\w.]+):\d+\] ?"?(?P<text>.*?)"?$')
-_FAILED_TO_LOAD = re.compile(r"failed to load '[^']+' version \d+: (?:\w+: )?(.*)")
+_FAILED_TO_LOAD = re.compile(
+    r"failed to load '[^']+' version \d+: (?:\w+: )?(?:TritonModelException: )?(.*)"
+)
 _TRACE = re.compile(r"\\n\\nAt:\\n.*$")
 
 _HARMLESS_WITHOUT_GPU = (
     "Unable to allocate pinned system memory",
+    "failed to allocate pinned system memory: no pinned memory pool",
     "CudaDriverHelper has not been initialized",
     "Failed to initialize NVML",
     "DCGM unable to start",

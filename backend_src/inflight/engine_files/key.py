@@ -42,7 +42,7 @@ class EngineKey:
         """Of the engine's folder."""
         return hashlib.sha256("\0".join(astuple(self)).encode()).hexdigest()
 
-    def replaces(self, other: EngineKey) -> bool:
+    def is_another_version_of(self, other: EngineKey) -> bool:
         """The same engine, but for the code that made it."""
         ours, theirs = (self.checkpoint, self.dtype, self.cpu), (
             other.checkpoint, other.dtype, other.cpu,

@@ -2,21 +2,31 @@
 
 Each is made once, by one process at a time, and whole or not there at all (``cache_folder``). Where
 a checkpoint can have no engine, ``<name of its key>.none`` says why. Needs no torch.
+
+The modification time of an engine's header is when it was last loaded. Versions of Inflight that
+share a cache keep each other's engines by it, and those that nobody uses any more go.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from inflight.cache_folder import cache_root, discard, make_once
-from inflight.engine_files.header import DamagedEngineError, read_key
+from inflight.engine_files.header import HEADER_FILE, DamagedEngineError, read_key
 from inflight.engine_files.key import EngineKey
 
 _LOG = logging.getLogger(__name__)
+
+OTHER_VERSIONS_KEPT = 2
+"""Of an engine, beside the one that is loaded."""
+UNUSED_SECONDS = 14 * 24 * 3600.0
+"""After so long without a load, an engine of another version goes."""
 
 Content = TypeVar("Content")
 
@@ -40,31 +50,36 @@ class EngineStore:
 
     def load(self, key: EngineKey, read: Callable[[Path], Content]) -> Content | None:
         """What ``read`` makes of its folder; None where it has to be built: it is not there, or
-        damaged (``read`` raises DamagedEngineError), which is said and undone."""
+        damaged (``read`` raises DamagedEngineError), which is said and undone.
+
+        The same engine as other versions of the code made it stays: ``OTHER_VERSIONS_KEPT`` of
+        them, each until it has not been loaded for ``UNUSED_SECONDS``. Others are removed."""
         folder = self.folder(key)
         if not folder.is_dir():
             return None
         try:
             if read_key(folder) != key:
                 raise DamagedEngineError("it is another engine than its name says")
-            return read(folder)
+            content = read(folder)
         except DamagedEngineError as error:
             _LOG.warning("the built engine in %s is damaged, building it again: %s", folder, error)
             discard(folder)
             return None
+        with suppress(OSError):  # a cache that may only be read, or was emptied meanwhile
+            os.utime(folder / HEADER_FILE)
+        self._remove_unused_versions(key)
+        return content
 
     def build(
         self, key: EngineKey, build: Callable[[Path], None], *, on_wait: Callable[[], None]
     ) -> None:
         """``build`` writes the engine into an empty folder; not called when another process has
-        built it meanwhile. Engines that it replaces are removed. Raises OSError, and what ``build``
-        raises."""
+        built it meanwhile. Raises OSError, and what ``build`` raises."""
 
         def make(folder: Path, lock_fd: int) -> None:
             build(folder)
 
         make_once(self.folder(key), make, is_made=lambda: self.has(key), on_wait=on_wait)
-        self._remove_replaced(key)
 
     def reason_against(self, key: EngineKey) -> str | None:
         """Why there will be no such engine, as far as ``note_reason_against`` was told."""
@@ -82,10 +97,19 @@ class EngineStore:
     def _note(self, key: EngineKey) -> Path:
         return self._root / f"{key.name}.none"
 
-    def _remove_replaced(self, key: EngineKey) -> None:
-        for folder in self._root.iterdir():
-            try:
-                if folder.is_dir() and key.replaces(read_key(folder)):
-                    discard(folder)
-            except DamagedEngineError:
-                continue  # being made, or to be found out by who needs it
+    def _remove_unused_versions(self, key: EngineKey) -> None:
+        latest_first = sorted(self._other_versions(key), reverse=True)
+        oldest_kept = time.time() - UNUSED_SECONDS
+        for place, (loaded_at, folder) in enumerate(latest_first):
+            if place >= OTHER_VERSIONS_KEPT or loaded_at < oldest_kept:
+                discard(folder)
+
+    def _other_versions(self, key: EngineKey) -> Iterator[tuple[float, Path]]:
+        """When each was loaded last, in seconds since the epoch, and its folder."""
+        for header in self._root.glob(f"*/{HEADER_FILE}"):
+            # Damaged or removed meanwhile: to be found out by who needs it.
+            with suppress(DamagedEngineError, OSError):
+                found = read_key(header.parent)
+                is_finished = header.parent == self.folder(found)
+                if is_finished and key.is_another_version_of(found):
+                    yield header.stat().st_mtime, header.parent

@@ -6,6 +6,7 @@ sum of the weights, and the weighted sum of the values.
 
 from __future__ import annotations
 
+from inflight.kernels.attention_spans import first_row_of, keys_of, keys_per_split, share_of
 from inflight.kernels.functions import tanh
 from inflight.kernels.language import jit, tl
 
@@ -58,28 +59,22 @@ def attend_tile(
     With IS_SPLIT the keys of a tile are shared by the programs of axis 2, whose results go to
     ``sums`` fp32[tiles, NUM_HEADS, num_splits, HEAD_DIM] and ``stats`` fp32[.., 2].
     """
-    LOG2E: tl.constexpr = 1.4426950408889634
     TOKENS: tl.constexpr = ROWS // GROUP_BLOCK
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    if IS_GENERATION:
-        sequence = first_sequence + tile
-        first_token = 0
-    else:
-        sequence = _sequence_of(tile, starts_ptr, num_sequences, TOKENS)
-        first_token = (tile - _first_tile(sequence, starts_ptr, TOKENS)) * TOKENS
+    sequence, first_token = first_row_of(
+        tile, starts_ptr, first_sequence, num_sequences, TOKENS, IS_GENERATION
+    )
     start = tl.load(starts_ptr + sequence)
     num_tokens = tl.load(starts_ptr + sequence + 1) - start
     if first_token >= num_tokens:
         return
     length = tl.load(lengths_ptr + sequence)
     first_position = length - num_tokens + first_token
-    begin, end = _span(first_position, length, window, TOKENS, KEYS, HAS_WINDOW)
+    begin, end = keys_of(first_position, length, window, TOKENS, KEYS, HAS_WINDOW)
     if IS_SPLIT:
-        per_split = _keys_per_split(begin, end, num_splits, KEYS)
-        begin += split * per_split
-        end = tl.minimum(end, begin + per_split)
+        begin, end = share_of(split, begin, end, num_splits, KEYS)
         if begin >= end:
             return
 
@@ -88,26 +83,82 @@ def attend_tile(
     members = rows % GROUP_BLOCK
     heads = kv_head * GROUP + members
     dims = tl.arange(0, HEAD_BLOCK)
-    is_dim = dims < HEAD_DIM
     is_row = (tokens < num_tokens) & (members < GROUP)
-    is_in = is_row[:, None] & is_dim[None, :]
+    is_in = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     row_ids = (start + tokens).to(tl.int64)
     query_ptrs = query_ptr + (row_ids * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
     query = tl.load(query_ptrs, mask=is_in, other=0.0)
-    positions = first_position + rows // GROUP_BLOCK
+    if DOT_IN_FP32:
+        query = query.to(tl.float32)
 
+    largest, total = _sums_before_keys(sinks_ptr, heads, is_row, split, ROWS, HAS_SINKS)
+    summed = tl.zeros([ROWS, HEAD_BLOCK], tl.float32)
+    largest, total, summed = _add_span(
+        largest, total, summed, query, first_position + rows // GROUP_BLOCK, first_position,
+        begin, end, cache_ptr + kv_head * TOKENS_PER_BLOCK * HEAD_DIM,
+        tables_ptr + sequence.to(tl.int64) * table_stride,
+        value_offset, block_stride, window, scale, softcap,
+        HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, HAS_WINDOW, HAS_SOFTCAP, DOT_IN_FP32,
+    )  # fmt: skip
+
+    if IS_SPLIT:
+        place = (tile.to(tl.int64) * NUM_HEADS + heads) * num_splits + split
+        tl.store(sums_ptr + place[:, None] * HEAD_DIM + dims[None, :], summed, mask=is_in)
+        tl.store(stats_ptr + place * 2, largest, mask=is_row)
+        tl.store(stats_ptr + place * 2 + 1, total, mask=is_row)
+    else:
+        result = summed / tl.where(total == 0.0, 1.0, total)[:, None]
+        out_ptrs = out_ptr + (row_ids * out_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
+        tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=is_in)
+
+
+@jit()
+def _sums_before_keys(
+    sinks_ptr: tl.tensor,
+    heads: tl.tensor,
+    is_row: tl.tensor,
+    split: tl.tensor,
+    ROWS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+) -> tl.tensor:
+    """The largest score and the sum of weights, of each row. A sink is a key that adds no value;
+    the first split has seen it."""
+    LOG2E: tl.constexpr = 1.4426950408889634
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if HAS_SINKS:
-        # A sink is a key that adds no value; the first split has seen it.
         sinks = tl.load(sinks_ptr + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2E
         largest = tl.where(split == 0, sinks, largest)
         total += tl.where(split == 0, 1.0, 0.0)
-    summed = tl.zeros([ROWS, HEAD_BLOCK], tl.float32)
-    if DOT_IN_FP32:
-        query = query.to(tl.float32)
-    table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
-    head_ptr = cache_ptr + kv_head * TOKENS_PER_BLOCK * HEAD_DIM
+    return largest, total
+
+
+@jit()
+def _add_span(
+    largest: tl.tensor,
+    total: tl.tensor,
+    summed: tl.tensor,
+    query: tl.tensor,
+    positions: tl.tensor,
+    first_position: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    head_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    value_offset: tl.tensor,
+    block_stride: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    TOKENS_PER_BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    DOT_IN_FP32: tl.constexpr,
+) -> tl.tensor:
+    """The running softmax after the keys from ``begin``, a multiple of KEYS, up to ``end``."""
     masked = begin
     if not HAS_WINDOW:
         # Most keys are seen by every row of the tile, and need no questions asked.
@@ -126,16 +177,7 @@ def attend_tile(
             HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, True, HAS_WINDOW, HAS_SOFTCAP,
             DOT_IN_FP32,
         )  # fmt: skip
-
-    if IS_SPLIT:
-        place = (tile.to(tl.int64) * NUM_HEADS + heads) * num_splits + split
-        tl.store(sums_ptr + place[:, None] * HEAD_DIM + dims[None, :], summed, mask=is_in)
-        tl.store(stats_ptr + place * 2, largest, mask=is_row)
-        tl.store(stats_ptr + place * 2 + 1, total, mask=is_row)
-    else:
-        result = summed / tl.where(total == 0.0, 1.0, total)[:, None]
-        out_ptrs = out_ptr + (row_ids * out_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
-        tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=is_in)
+    return largest, total, summed
 
 
 @jit()
@@ -231,8 +273,8 @@ def join_splits(
     if tl.load(starts_ptr + sequence + 1) == start:
         return
     length = tl.load(lengths_ptr + sequence)
-    begin, end = _span(length - 1, length, window, 1, KEYS, HAS_WINDOW)
-    per_split = _keys_per_split(begin, end, num_splits, KEYS)
+    begin, end = keys_of(length - 1, length, window, 1, KEYS, HAS_WINDOW)
+    per_split = keys_per_split(begin, end, num_splits, KEYS)
     splits = tl.arange(0, SPLITS_BLOCK)
     # The others have left nothing, and what lies in their place is from an earlier iteration.
     is_split = (splits < num_splits) & (begin + splits * per_split < end)
@@ -252,51 +294,3 @@ def join_splits(
     result = tl.sum(sums * shares[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
     out_ptrs = out_ptr + start.to(tl.int64) * out_stride + head * HEAD_DIM + dims
     tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=is_dim)
-
-
-@jit()
-def _sequence_of(
-    tile: tl.tensor, starts_ptr: tl.tensor, num_sequences: tl.tensor, TOKENS: tl.constexpr
-) -> tl.tensor:
-    """The last sequence whose first tile is not after ``tile``."""
-    low = 0
-    high = num_sequences
-    while low < high:
-        middle = (low + high) // 2
-        if _first_tile(middle, starts_ptr, TOKENS) <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
-@jit()
-def _first_tile(sequence: tl.tensor, starts_ptr: tl.tensor, TOKENS: tl.constexpr) -> tl.tensor:
-    """Found without a sum over the sequences before: each has a tile more than whole ones fit into
-    its rows, which is enough wherever it starts. Some tiles are empty then."""
-    return tl.load(starts_ptr + sequence) // TOKENS + sequence
-
-
-@jit()
-def _span(
-    first_position: tl.tensor,
-    length: tl.tensor,
-    window: tl.tensor,
-    TOKENS: tl.constexpr,
-    KEYS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-) -> tl.tensor:
-    """The keys that some of TOKENS rows from ``first_position`` on see, from a multiple of KEYS."""
-    end = tl.minimum(length, first_position + TOKENS)
-    begin = 0
-    if HAS_WINDOW:
-        begin = tl.maximum(first_position - window + 1, 0) // KEYS * KEYS
-    return begin, end
-
-
-@jit()
-def _keys_per_split(
-    begin: tl.tensor, end: tl.tensor, num_splits: tl.tensor, KEYS: tl.constexpr
-) -> tl.tensor:
-    """A multiple of KEYS, as even as that allows."""
-    return tl.cdiv(tl.cdiv(end - begin, KEYS), num_splits) * KEYS

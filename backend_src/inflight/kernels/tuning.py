@@ -47,7 +47,13 @@ GENERATION_CANDIDATES = (
 PROGRAMS_CANDIDATES = (2, 8)
 """Of a multiprocessor; beside the default."""
 
-_SOURCES = ("attention.py", "attention_kernels.py", "language.py")
+_SOURCES = (
+    "attention.py",
+    "attention_kernels.py",
+    "attention_spans.py",
+    "functions.py",
+    "language.py",
+)
 _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 

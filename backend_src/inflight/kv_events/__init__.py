@@ -19,6 +19,6 @@ def make_publisher(config: KvEventsConfig, tokens_per_block: int) -> KvEventPubl
         from inflight.kv_events.publisher import KvEventPublisher
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"enable_kv_cache_events: needs {error.name}: pip install 'inflight[events]'"
+            f"enable_kv_cache_events: needs {error.name}: pip install msgpack pyzmq"
         ) from None
     return KvEventPublisher(config, tokens_per_block)

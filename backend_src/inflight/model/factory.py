@@ -52,14 +52,17 @@ def load_runner(
     """Loads the weights and sets the number of compute threads. The runner has no KV cache yet.
 
     ``runner`` auto takes the fused runner where it can serve this checkpoint on this machine, from
-    its built engine, which is built first where there is none; else transformers' classes (hf).
-    Either has its packed logits compared with transformers' plain ones. On a GPU the fused runner
-    takes the weights as they are (``device/load.py``), and its kernels are compared with torch.
+    its built engine, which is built first where there is none; else transformers' classes (hf). Why
+    is logged, or said in the error where they cannot serve it either. Either has its packed logits
+    compared with transformers' plain ones. On a GPU the fused runner takes the weights as they are
+    (``device/load.py``), and its kernels are compared with torch.
     ``progress``: of a build, or of loading; None: it is logged. Raises CheckpointError when the
     checkpoint cannot be served, ConfigError for keys that do not go together.
     """
     torch.set_num_threads(config.num_threads or usable_cores())
     device = choose_device(config.device)
+    if device.type == "cuda" and config.attention_backend == "cpu":
+        raise ConfigError("attention_backend: cpu: a GPU computes here; set device: cpu")
     if device.type == "cuda" and config.runner != "hf":
         return _load_for_gpu(checkpoint_directory, config, device, progress)
     if config.attention_backend in ("triton", "flashinfer"):
@@ -81,8 +84,7 @@ def load_runner(
         if isinstance(runner, FusedRunner):
             return runner
         reason = runner
-    _LOG.info("served by transformers' classes, slower than the fused runner: %s", reason)
-    return load_hf_runner(checkpoint_directory, config, library)
+    return load_hf_runner(checkpoint_directory, config, library, why_not_fused=reason)
 
 
 def _load_for_gpu(
@@ -95,21 +97,30 @@ def _load_for_gpu(
     from inflight.model.device.load import load_device_runner, make_runtime, why_not_served
 
     reason = why_not_served(directory, config)
-    if reason is not None and config.attention_backend == "flashinfer":
-        raise ConfigError(f"attention_backend: flashinfer: {reason}")
+    if reason is not None and config.attention_backend in ("triton", "flashinfer"):
+        raise ConfigError(f"attention_backend: {config.attention_backend}: {reason}")
     if reason is None or config.runner == "fused":
         progress = progress or _logged("loading the model")
         return load_device_runner(directory, config, make_runtime(device), progress=progress)
-    _LOG.info("served by transformers' classes, slower than the fused runner: %s", reason)
-    return load_hf_runner(directory, config, None)
+    return load_hf_runner(directory, config, None, why_not_fused=reason)
 
 
 def load_hf_runner(
-    checkpoint_directory: Path, config: InflightConfig, library: NativeLibrary | None
+    checkpoint_directory: Path,
+    config: InflightConfig,
+    library: NativeLibrary | None,
+    *,
+    why_not_fused: str | None = None,
 ) -> HfRunner:
-    """transformers' classes over the attention that ``attention_backend`` names."""
+    """transformers' classes over the attention that ``attention_backend`` names.
+
+    ``why_not_fused``: where the fused runner was the first choice, what keeps it from serving.
+    """
     if config.dtype in QUANTIZED_KINDS or config.dtype == FP8:
-        raise ConfigError(f"dtype: {config.dtype}: only the fused runner computes in it")
+        why = f", which cannot serve this here: {why_not_fused}" if why_not_fused else ""
+        raise ConfigError(f"dtype: {config.dtype}: only the fused runner computes in it{why}")
+    if why_not_fused:
+        _LOG.info("served by transformers' classes, slower than the fused: %s", why_not_fused)
     from inflight.model.hf_runner import HfRunner
     from inflight.model.loading import load_model
     from inflight.model.packed_model import PackedModel
@@ -121,6 +132,9 @@ def load_hf_runner(
     # int8 would hide in its rounding what the probe looks for.
     probe(model, _attention(model, config, library, dtype))
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
+    reason = _why_not_native_attention(model, config, library, kv_dtype)
+    if reason is not None and config.attention_backend == "auto":
+        _LOG.info("torch attends, slower than kernels would: %s", reason)
     return HfRunner(model, _attention(model, config, library, kv_dtype))
 
 
@@ -134,8 +148,10 @@ def why_not_native(
         return "attention_backend is torch"
     if config.tokens_per_block not in SUPPORTED_TOKENS_PER_BLOCK:
         return f"native kernels do not take tokens_per_block {config.tokens_per_block}"
-    if config.dtype == "fp16" or config.dtype == FP8:
-        return f"native kernels do not compute in {config.dtype}"
+    if config.dtype == FP8:
+        return "fp8 is computed on a GPU only"
+    if config.dtype == "fp16":
+        return "native kernels do not compute in fp16"
     if config.kv_cache_dtype == "fp16":
         return "native kernels do not store fp16"
     if not (directory / "config.json").is_file() or not has_safetensors(directory):
@@ -186,16 +202,31 @@ def _attention(
 ) -> AttentionBackend:
     if config.attention_backend == "torch":
         return TorchAttention(kv_dtype, model.device)
-    reason = "there are no native kernels"
-    if library is not None:
-        reason_of_layers = unsupported_layers(model.layers, model.dtype, model.device)
-        if kv_dtype not in KV_KINDS:
-            reason_of_layers = f"native attention does not store {kv_dtype}"
-        fits_blocks = config.tokens_per_block in SUPPORTED_TOKENS_PER_BLOCK
-        if reason_of_layers is None and (fits_blocks or config.attention_backend == "cpu"):
-            library.set_num_threads(torch.get_num_threads())
-            return NativeAttentionBackend(library, kv_dtype)
-        reason = reason_of_layers or f"not with tokens_per_block {config.tokens_per_block}"
+    reason = _why_not_native_attention(model, config, library, kv_dtype)
+    if library is not None and reason is None:
+        library.set_num_threads(torch.get_num_threads())
+        return NativeAttentionBackend(library, kv_dtype)
     if config.attention_backend == "cpu":
         raise CheckpointError(f"attention_backend: cpu: {reason}")
     return TorchAttention(kv_dtype, model.device)
+
+
+def _why_not_native_attention(
+    model: PackedModel,
+    config: InflightConfig,
+    library: NativeLibrary | None,
+    kv_dtype: torch.dtype,
+) -> str | None:
+    """None: it attends, unless ``attention_backend`` wants another."""
+    reason = unsupported_layers(model.layers, model.dtype, model.device)
+    if reason is not None:
+        return reason
+    if library is None:
+        return "there are no native kernels"
+    if kv_dtype not in KV_KINDS:
+        return f"native attention does not store {kv_dtype}"
+    # Asked for by name, it refuses other numbers itself and says which it takes.
+    is_asked_for = config.attention_backend == "cpu"
+    if config.tokens_per_block not in SUPPORTED_TOKENS_PER_BLOCK and not is_asked_for:
+        return f"not with tokens_per_block {config.tokens_per_block}"
+    return None

@@ -32,7 +32,7 @@ def check_can_draw() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ConfigError("--png: needs matplotlib: pip install 'inflight[bench]'") from None
+        raise ConfigError("--png: needs matplotlib: pip install matplotlib") from None
 
 
 def draw(outcomes: Sequence[Outcome], target: Path) -> None:

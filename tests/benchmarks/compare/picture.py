@@ -19,7 +19,7 @@ COLOURS = {
 }
 LIMIT_LINE: dict[str, Any] = {"color": "#c0392b", "linestyle": "--", "linewidth": 1}
 PANELS_IN_A_LINE = 4
-INSTALL_LINE = "the picture needs matplotlib: pip install 'inflight[bench]'"
+INSTALL_LINE = "the picture needs matplotlib: pip install matplotlib"
 
 
 def has_matplotlib() -> bool:

@@ -90,6 +90,22 @@ def test_without_a_compiler_the_checkpoint_is_prepared(monkeypatch: pytest.Monke
     assert preparation.prepare(InflightConfig(), lambda line: None) is MADE
 
 
+def test_nothing_is_built_without_memory_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_little(directory: Path, dtype: str, available_bytes: int) -> None:
+        assert (directory, dtype) == (MADE.directory, "bf16") and available_bytes > 0
+        raise StartupError("not enough memory")
+
+    monkeypatch.setattr(preparation, "build_native", lambda cache_dir: None)
+    monkeypatch.setattr(preparation, "prepare_checkpoint", lambda *a, **k: MADE)
+    monkeypatch.setattr(preparation, "needs_engine", lambda *_: True)
+    monkeypatch.setattr(preparation, "check_memory", too_little)
+    built: list[InflightConfig] = []
+    monkeypatch.setattr(preparation, "run_build", built.append)
+    with pytest.raises(StartupError, match="not enough memory"):
+        preparation.prepare(InflightConfig(dtype="bf16"), lambda line: None)
+    assert not built
+
+
 def test_a_bad_checkpoint_does_not_wait_for_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(preparation, "build_native", lambda cache_dir: go_on.wait(5))
@@ -183,6 +199,12 @@ def test_the_build_runs_with_the_same_configuration(
 def test_a_build_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     run_with(monkeypatch, "import sys; sys.exit('noise\\ninflight: dtype: int4: no')")
     with pytest.raises(StartupError, match="^the engine cannot be built: dtype: int4: no$"):
+        preparation.run_build(InflightConfig())
+    run_with(
+        monkeypatch,
+        "import os, sys; print('a warning', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)",
+    )
+    with pytest.raises(StartupError, match="built: it was killed by signal 9 .too little memory"):
         preparation.run_build(InflightConfig())
     run_with(monkeypatch, "import os; os._exit(9)")
     with pytest.raises(StartupError, match="^the engine cannot be built: exit code 9$"):

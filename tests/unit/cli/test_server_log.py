@@ -10,6 +10,8 @@ NOISE = [
     'W1130 00:18:43.261297 7841 pinned_memory_manager.cc:273] "Unable to allocate pinned system '
     'memory, pinned memory pool will not be available: CUDA driver version is insufficient"',
     'E1130 00:18:43.261529 7841 server.cc:241] "CudaDriverHelper has not been initialized."',
+    'W1130 00:19:01.139930 7841 pinned_memory_manager.cc:170] "failed to allocate pinned system '
+    'memory: no pinned memory pool, falling back to non-pinned system memory"',
     "Error: Failed to initialize NVML",
     'W1130 00:18:44.695815 7841 metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
     "I1130 00:18:44.693853 7841 server.cc:604] ",
@@ -43,11 +45,12 @@ def reason_of(*lines: str) -> str:
     return log.reason()
 
 
-def test_the_reason_is_the_model_s_own_error_without_its_trace() -> None:
+@pytest.mark.parametrize("wrapped", ["", "TritonModelException: "])
+def test_the_reason_is_the_model_s_own_error_without_its_trace(wrapped: str) -> None:
     failed = (
         "E1130 00:24:04.116182 9861 model_lifecycle.cc:642] \"failed to load 'inflight_llm' "
-        "version 1: Internal: ConfigError: max_batch_size: 0 must be 1 or larger\\n\\nAt:\\n  "
-        '/models/model.py(3): initialize\\n"'
+        f"version 1: Internal: {wrapped}ConfigError: max_batch_size: 0 must be 1 or larger"
+        '\\n\\nAt:\\n  /models/model.py(3): initialize\\n"'
     )
     reason = reason_of(*NOISE, failed, "error: creating server: Internal - failed to load")
     assert reason == "ConfigError: max_batch_size: 0 must be 1 or larger"

@@ -41,7 +41,7 @@ def test_other_weights_or_another_configuration(tmp_path: Path, name: str) -> No
     (folder / name).write_bytes(b"something else")
     changed = key_of(folder, tmp_path)
     assert changed.checkpoint != first.checkpoint and changed.name != first.name
-    assert not changed.replaces(first)
+    assert not changed.is_another_version_of(first)
 
 
 def test_dtype_cpu_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,8 @@ def test_dtype_cpu_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(key, "_code_hash", lambda: "other code")
     other = key_of(folder, tmp_path)
     found.add(other.name)
-    assert len(found) == 6 and other.replaces(first) and not first.replaces(first)
+    assert len(found) == 6
+    assert other.is_another_version_of(first) and not first.is_another_version_of(first)
 
 
 def test_auto_is_what_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from inflight.engine_files.file import read_engine, write_engine
-from inflight.engine_files.header import DATA_FILE
+from inflight.engine_files.header import DATA_FILE, HEADER_FILE
 from inflight.engine_files.key import EngineKey
-from inflight.engine_files.store import EngineStore
+from inflight.engine_files.store import OTHER_VERSIONS_KEPT, UNUSED_SECONDS, EngineStore
 from tests.unit.engine_files.contents import Model, assert_same, make_key, make_model
 
 ROOT = Path(__file__).parents[3]
@@ -92,13 +94,66 @@ def test_an_engine_under_a_wrong_name_is_not_taken(tmp_path: Path) -> None:
     assert build(store, other).calls == 1
 
 
-def test_a_new_version_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+def load(store: EngineStore, key: EngineKey) -> None:
+    assert store.load(key, read) is not None
+
+
+def age(store: EngineStore, key: EngineKey, seconds: float) -> None:
+    """As if it had been loaded so long ago."""
+    then = time.time() - seconds
+    os.utime(store.folder(key) / HEADER_FILE, (then, then))
+
+
+def test_two_versions_that_share_a_cache_build_once_each(tmp_path: Path) -> None:
+    store, old, new = EngineStore(str(tmp_path)), make_key(), make_key(code="new")
+    for key in (old, new):
+        assert build(store, key).calls == 1
+        load(store, key)
+    for key in (old, new, old):
+        assert build(store, key).calls == 0
+        load(store, key)
+
+
+def test_versions_used_last_are_kept_and_only_so_many(tmp_path: Path) -> None:
+    store = EngineStore(str(tmp_path))
+    versions = [make_key(code=f"version {number}") for number in range(OTHER_VERSIONS_KEPT + 2)]
+    for number, key in enumerate(versions):
+        build(store, key)
+        age(store, key, 1000.0 - number)
+    load(store, versions[0])  # the oldest build, and the one in use
+    age(store, versions[0], 1.0)
+    build(store, versions[-1])
+    load(store, versions[-1])
+    kept = [key for key in versions if store.has(key)]
+    assert kept == [versions[0], *versions[-OTHER_VERSIONS_KEPT:]]
+
+
+def test_a_version_goes_when_it_was_not_loaded_for_long(tmp_path: Path) -> None:
     store, old, new = EngineStore(str(tmp_path)), make_key(), make_key(code="new")
     others = [make_key(dtype="int8"), make_key(cpu="another"), make_key(checkpoint="another")]
     for key in (old, *others, new):
         build(store, key)
+        age(store, key, UNUSED_SECONDS - 60)
+    load(store, new)
+    assert store.has(old)
+    for key in (old, *others):
+        age(store, key, UNUSED_SECONDS + 60)
+    load(store, new)
     assert not store.folder(old).exists()
     assert all(store.has(key) for key in (*others, new))
+
+
+def test_what_is_damaged_or_being_built_is_no_other_version(tmp_path: Path) -> None:
+    store, new = EngineStore(str(tmp_path)), make_key(code="new")
+    damaged, unfinished = make_key(code="damaged"), make_key(code="unfinished")
+    for key in (new, damaged, unfinished):
+        build(store, key)
+        age(store, key, 2 * UNUSED_SECONDS)
+    (store.folder(damaged) / HEADER_FILE).write_text("{")
+    partial = store.folder(unfinished).with_suffix(".0.partial")
+    store.folder(unfinished).rename(partial)
+    load(store, new)
+    assert store.folder(damaged).is_dir() and partial.is_dir()
 
 
 def test_the_reason_against_an_engine_is_remembered(tmp_path: Path) -> None:

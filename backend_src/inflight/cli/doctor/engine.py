@@ -85,23 +85,39 @@ def look_at_runner(config: InflightConfig, place: Place) -> Finding:
             there.insert(1, _WITH_FLASHINFER)
     elif place.has_compiler and not place.has_gpu:
         there = ["fused on native kernels", "hf on native attention", *there]
-    kinds = _OF_THE_CPU if place.has_gpu else _OF_A_GPU
     found = f"here: {', '.join(there)}"
-    if config.dtype in kinds:
-        means = f"dtype {config.dtype} is not computed on a {'GPU' if place.has_gpu else 'CPU'}"
-        return _refused(found, means, "--dtype auto")
-    if config.attention_backend == "flashinfer" and _WITH_FLASHINFER not in there:
-        means = "attention_backend flashinfer needs a GPU, Triton's language and that library"
+    means = _attention_refused(config, place)
+    if means is not None:
         return _refused(found, means, "INFLIGHT_ATTENTION_BACKEND=auto")
     taken, means, is_slow = (
         _taken_on_card(config, place) if place.has_gpu else _taken(config, place)
     )
+    if config.dtype in (_OF_THE_CPU if place.has_gpu else _OF_A_GPU):
+        means = f"dtype {config.dtype} is not computed on a {'GPU' if place.has_gpu else 'CPU'}"
+        return _refused(found, means, "--dtype auto")
+    if config.dtype in _OF_THE_CPU + _OF_A_GPU and taken.startswith("hf"):
+        means = f"only the fused runner computes in {config.dtype}, and {taken} is taken: {means}"
+        return _refused(found, means, "--dtype auto")
     return Finding(
         what="runner",
         found=f"{found}; runner {config.runner} takes {taken}",
         means=means,
         status=Status.NOTE if is_slow else Status.GOOD,
     )
+
+
+def _attention_refused(config: InflightConfig, place: Place) -> str | None:
+    """What ``attention_backend`` lacks here, where it names one; None: nothing."""
+    wanted = config.attention_backend
+    if wanted == "flashinfer" and not (place.has_gpu and place.has_triton and place.has_flashinfer):
+        return "attention_backend flashinfer needs a GPU, Triton's language and that library"
+    if wanted == "triton" and not (place.has_gpu and place.has_triton):
+        return "attention_backend triton needs a GPU and Triton's language"
+    if wanted == "cpu" and place.has_gpu:
+        return "attention_backend cpu computes on a CPU, and the GPU is taken"
+    if wanted == "cpu" and not place.has_compiler and config.runner != "fused":
+        return "attention_backend cpu needs native kernels, and there is no compiler for them"
+    return None
 
 
 def _refused(found: str, means: str, remedy: str) -> Finding:
@@ -112,6 +128,8 @@ def _taken(config: InflightConfig, place: Place) -> tuple[str, str, bool]:
     """On a CPU: what runs the model, what that means, whether something faster would."""
     if config.runner == "hf":
         return _HF_ASKED_FOR
+    if config.runner == "fused" and not place.has_compiler:
+        return "fused on torch", "without native kernels: slow", True
     if not place.has_compiler:
         return "hf on torch attention", "without native kernels, slower", True
     if config.attention_backend == "torch":

@@ -64,7 +64,9 @@ def weight_kinds(dtype: str) -> tuple[WeightKind, torch.dtype]:
     for one that is not computed here."""
     activations = choose_dtype(dtype, torch.device("cpu"))
     if activations not in _KINDS or dtype == FP8:
-        raise ConfigError(f"dtype: {dtype}: the fused runner computes in bf16 and fp32 on a CPU")
+        raise ConfigError(
+            f"dtype: {dtype}: the fused runner computes in bf16, fp32, int8 and int4 on a CPU"
+        )
     return QUANTIZED_KINDS.get(dtype, _KINDS[activations]), activations
 
 

@@ -23,6 +23,7 @@ from inflight.errors import CheckpointError
 run = CliRunner().invoke
 CPU = engine.Place(has_gpu=False, has_compiler=True, has_triton=False, has_flashinfer=False)
 GPU = engine.Place(has_gpu=True, has_compiler=True, has_triton=True, has_flashinfer=False)
+NO_COMPILER = replace(CPU, has_compiler=False)
 BARE_GPU = replace(GPU, has_triton=False)
 RICH_GPU = replace(GPU, has_flashinfer=True)
 
@@ -91,9 +92,19 @@ def test_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"attention_backend": "flashinfer"}, CPU, "here: fused on native", Status.BAD),
         ({"dtype": "fp8"}, CPU, "here: fused on native kernels", Status.BAD),
         ({"dtype": "int4"}, GPU, "here: fused on Triton-language", Status.BAD),
+        ({"dtype": "int4"}, CPU, "takes fused on native kernels", Status.GOOD),
+        ({"dtype": "int4", "runner": "hf"}, CPU, "here: fused on native", Status.BAD),
+        ({"dtype": "int8", "attention_backend": "torch"}, CPU, "here: fused on", Status.BAD),
+        ({"dtype": "int4"}, NO_COMPILER, "here: hf on torch attention", Status.BAD),
+        ({"dtype": "int4", "runner": "fused"}, NO_COMPILER, "takes fused on torch", Status.NOTE),
+        ({"dtype": "fp8"}, BARE_GPU, "here: hf on torch attention", Status.BAD),
+        ({"attention_backend": "triton"}, CPU, "here: fused on native", Status.BAD),
+        ({"attention_backend": "cpu"}, CPU, "takes fused on native kernels", Status.GOOD),
+        ({"attention_backend": "cpu"}, NO_COMPILER, "here: hf on torch", Status.BAD),
+        ({"attention_backend": "cpu"}, GPU, "here: fused on Triton-language", Status.BAD),
         (
             {},
-            replace(CPU, has_compiler=False, has_triton=True),
+            replace(NO_COMPILER, has_triton=True),
             "here: hf on torch attention; runner auto takes hf on torch attention",
             Status.NOTE,
         ),
