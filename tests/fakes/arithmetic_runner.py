@@ -153,7 +153,7 @@ class ArithmeticRunner:
         self, inputs: PackedInputs, pool: int, sequence: int, positions: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
         blocks = inputs.block_tables[sequence][positions // self._tokens_per_block]
-        tokens = self._stores[pool][
+        tokens: npt.NDArray[np.int64] = self._stores[pool][
             blocks * self._tokens_per_block + positions % self._tokens_per_block
         ]
         if (tokens == POISON).any():

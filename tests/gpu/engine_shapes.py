@@ -67,7 +67,7 @@ _TINY_MOE = _QWEN3_EXPERTS | {
 SHAPES = {"1B": LLAMA_1B, "8B": LLAMA_8B}
 EXPERT_SHAPES = {"MoE 8B": QWEN3_MOE}
 TINY_SHAPES = {"tiny": TINY}
-TINY_EXPERT_SHAPES = {"tiny MoE": _TINY_MOE}
+TINY_EXPERT_SHAPES: dict[str, Mapping[str, Any]] = {"tiny MoE": _TINY_MOE}
 
 
 def hf_config(shape: Mapping[str, Any]) -> Any:

@@ -222,7 +222,7 @@ def run_attention(dtype: torch.dtype, shape: AttentionShape, device: torch.devic
 
 def expected(iteration: Iteration, shape: AttentionShape) -> Tensor:
     """float64[T, num_heads, head_dim]."""
-    results = []
+    results: list[Tensor] = []
     for (rows, length), keys, values in zip(
         shape.sequences, iteration.keys, iteration.values, strict=True
     ):

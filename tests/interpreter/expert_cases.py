@@ -250,7 +250,7 @@ def _weights(
     device: torch.device,
 ) -> Tensor:
     """NaN for experts without rows: they are not read."""
-    weight = random(generator, len(routing.ends), *shape) * shape[1] ** -0.5
+    weight: Tensor = random(generator, len(routing.ends), *shape) * shape[1] ** -0.5
     counts = routing.ends.diff(prepend=routing.ends.new_zeros(1))
     weight[counts == 0] = torch.nan
     return weight.to(device, dtype)

@@ -79,6 +79,7 @@ def logits_of_all_rows(
     for plan in plans:
         inputs = packer.pack(plan, tables.__getitem__)
         output = runner.forward(replace(inputs, logits_indices=np.arange(plan.num_tokens)))
+        assert output.logits is not None
         rows = iter(output.logits)
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.end):
