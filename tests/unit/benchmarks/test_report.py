@@ -16,6 +16,7 @@ from tests.benchmarks.compare.report import (
     throughput_key,
 )
 from tests.benchmarks.compare.systems import OURS
+from tests.benchmarks.compare.table import draw_rows
 
 
 def row(
@@ -91,4 +92,12 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     rows += [row("inflight", [1.0], workload="W5")]
     target = tmp_path / "images" / "comparison.png"
     draw(rows, {"W1": 0.5, "W5": 0.6}, "a title", target)
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_stored_rows_of_several_runs_make_one_picture(tmp_path: Path) -> None:
+    target = tmp_path / "stored.png"
+    known = {"settings": {"limits": {"least_s": 0.5}}}
+    rows = [row("inflight", [1.0], workload=name) | known for name in ("W5", "W1")]
+    draw_rows([*rows, row("hf-cb", [1.0], workload="W2c8") | {"settings": {}}], "", target)
     assert target.read_bytes().startswith(b"\x89PNG")
