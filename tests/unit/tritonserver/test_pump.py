@@ -131,10 +131,10 @@ def watched(clock: Clock, number: int, cost: float) -> tuple[InFlight, list[Slow
 
 def test_the_watch_takes_turns_within_its_share_of_the_time() -> None:
     clock = Clock()
-    period, cost = 0.01, 0.0005
+    period, per_poll = 0.01, 4
+    cost = SHARE_OF_TIME * period / (per_poll - 0.5)
     in_flight, senders = watched(clock, 10, cost)
     watch = CancellationWatch(in_flight, period, clock)
-    per_poll = round(SHARE_OF_TIME * period / cost)
     for poll in range(1, 7):  # a round of 10 takes 3 polls
         watch.poll()
         assert sum(sender.looks for sender in senders) <= per_poll * poll
