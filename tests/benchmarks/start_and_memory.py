@@ -117,7 +117,7 @@ def main() -> None:
     if asked.cold:
         with tempfile.TemporaryDirectory(prefix="inflight-cold-") as empty:
             print(f"{'first token, empty cache':40}{measure(asked.dtype, empty).seconds:8.1f} s")
-    weights = ModelShape.of_checkpoint(directory).weight_bytes(asked.dtype)
+    weights = ModelShape.of_checkpoint(directory, asked.dtype).weight_bytes
     pool = kv_bytes(directory)
     print(f"{'weights':40}{weights / MIB:8.0f} MiB")
     print(f"{f'KV pool of {KV_TOKENS:,} tokens':40}{pool / MIB:8.0f} MiB")

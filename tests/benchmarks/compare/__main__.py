@@ -33,6 +33,8 @@ from tests.benchmarks.compare.systems import (
 from tests.benchmarks.compare.workloads import NAMES
 
 TURN_SECONDS = 1200.0
+RESULTS = Path("results")
+"""Below the folder the command runs in; git ignores it."""
 
 
 def names_of(allowed: Sequence[str]) -> Callable[[str], list[str]]:
@@ -68,8 +70,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--budget", type=float, default=300, help="seconds of a workload after which a system "
         "gets no further repeat of it")  # fmt: skip
     add("--threads", type=positive, default=len(os.sched_getaffinity(0)))
-    add("--json", type=Path, help="where the rows go; an older file is replaced")
-    add("--png", type=Path, help="where the picture goes")
+    add("--json", type=Path, default=RESULTS / "bench.json",
+        help="where the rows go; an older file is replaced (%(default)s)")  # fmt: skip
+    add("--png", type=Path, default=RESULTS / "bench.png",
+        help="where the picture goes (%(default)s)")  # fmt: skip
     return parser.parse_args(arguments)
 
 
@@ -91,24 +95,25 @@ def compare(asked: argparse.Namespace, plan: Plan) -> int:
         comparison = Comparison(plan, fleet, say)
         for name in plan.workloads:
             comparison.run_workload(name)
-            if asked.json is not None:
-                write_json(comparison.rows, asked.json)
-    if asked.png is not None and comparison.rows:
-        title = f"SmolLM2-135M-Instruct, {plan.dtype}, {plan.threads} threads"
-        draw(comparison.rows, comparison.least, title, asked.png)
+            write_json(comparison.rows, asked.json)
     for failure in comparison.failures:
         say(f"failed: {failure}")
+    say(f"rows: {asked.json}")
+    if comparison.rows and has_matplotlib():
+        title = f"SmolLM2-135M-Instruct, {plan.dtype}, {plan.threads} threads"
+        draw(comparison.rows, comparison.least, title, asked.png)
+        say(f"picture: {asked.png}")
     return 1 if comparison.failures else 0
 
 
 def main() -> None:
     asked = parse(sys.argv[1:])
-    if asked.png is not None and not has_matplotlib():
-        sys.exit(f"error: {INSTALL_LINE}")
     try:
         peers = choose_peers(asked.peers, asked.dtype, peers_home(), say)
     except (NotInstalledError, ValueError) as error:
         sys.exit(f"error: {error}")
+    if not has_matplotlib():
+        say(f"there will be no picture: {INSTALL_LINE}")
     signal.signal(signal.SIGTERM, exit_once)
     scratch = Path(tempfile.mkdtemp(prefix="inflight-bench-"))
     say(f"logs of the systems: {scratch}")

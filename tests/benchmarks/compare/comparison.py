@@ -60,7 +60,7 @@ class Comparison:
 
     def __init__(self, plan: Plan, fleet: Fleet, say: Say) -> None:
         self._plan, self._fleet, self._say = plan, fleet, say
-        self._shape = ModelShape.of_checkpoint(plan.checkpoint)
+        self._shape = ModelShape.of_checkpoint(plan.checkpoint, plan.dtype)
         self.rows: list[dict[str, Any]] = []
         self.least: dict[str, float] = {}
         """Seconds that each workload takes at the limits of the machine."""
@@ -71,7 +71,7 @@ class Comparison:
         series = {system.name: Series() for system in self._plan.systems}
         measured: list[Limits] = []
         for salt in range(self._plan.repeat):
-            measured.append(self._measure_limits())
+            measured.append(measure_limits(self._plan.threads, self._plan.scratch))
             for system in self._plan.systems:
                 self._take_turn(system, make_workload(name, salt), salt, series[system.name])
         limits = median_limits(measured)
@@ -86,10 +86,6 @@ class Comparison:
         if rows:
             print_workload(rows, self.least[name], self._say)
         self._say(describe_limits(measured))
-
-    def _measure_limits(self) -> Limits:
-        plan = self._plan
-        return measure_limits(self._shape.weight_bytes(plan.dtype), plan.threads, plan.scratch)
 
     def _take_turn(self, system: System, workload: Workload, salt: int, series: Series) -> None:
         if series.failed or (series.turns and series.seconds > self._plan.budget):

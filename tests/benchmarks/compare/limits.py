@@ -1,10 +1,12 @@
 """The physical limits of the machine at this moment: how fast it reads and how fast it multiplies.
 
-    python -m tests.benchmarks.compare.limits WEIGHT_BYTES THREADS FOLDER
+    python -m tests.benchmarks.compare.limits THREADS FOLDER
 
 Prints one JSON object. Runs in a process of its own, so that nothing of it rests in memory while
-systems are measured. The read rate is that of a small C++ loop over as much memory as the weights
-(FOLDER keeps it compiled); without a compiler it is torch's sum, which is slower. The rates of
+systems are measured. The read rate is that of a small C++ loop over READ_BYTES of memory (FOLDER
+keeps it compiled); without a compiler it is torch's sum, which is slower. It is the rate of memory
+however small the weights are: over as few bytes as those of a small model the loop would be served
+by the cache that the cores share (300 MB where this was first measured). The rates of
 multiplication are the best that torch reaches on the shapes below.
 """
 
@@ -26,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 SECONDS = 0.4
+READ_BYTES = 512 << 20
+"""More than the caches hold."""
 SHAPES = ((512, 576, 1536), (512, 1024, 1024), (1024, 2048, 2048))
 """Rows, inner size and columns; the first is the embedded model's."""
 SOURCE = Path(__file__).with_name("read_rate.cpp")
@@ -51,11 +55,10 @@ class Limits:
         return self.bf16_flops if dtype == "bf16" else max(self.bf16_flops, self.int8_ops)
 
 
-def measure_limits(weight_bytes: int, threads: int, folder: Path) -> Limits:
+def measure_limits(threads: int, folder: Path) -> Limits:
     """Measures in a process of its own. Raises RuntimeError where that fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.compare.limits"]
-        + [str(weight_bytes), str(threads), str(folder)],
+        [sys.executable, "-m", "tests.benchmarks.compare.limits", str(threads), str(folder)],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
@@ -77,18 +80,24 @@ def fastest(call: Callable[[], object], seconds: float = SECONDS) -> float:
     return best
 
 
-def read_rate(weight_bytes: int, threads: int, folder: Path) -> float:
-    """Bytes a second over ``weight_bytes`` of memory."""
-    numbers = _aligned_ones(weight_bytes // 8)
-    library = _compiled(folder)
-    if library is None:
-        import torch
+class MemoryReader:
+    """READ_BYTES of memory and the fastest way to read them that there is here."""
 
-        read: Callable[[], object] = torch.from_numpy(numbers).sum
-    else:
-        place = ctypes.c_void_p(numbers.ctypes.data)
-        read = partial(library.sum_of, place, numbers.size, threads)
-    return float(numbers.nbytes / fastest(read))
+    def __init__(self, threads: int, folder: Path) -> None:
+        """``folder`` keeps the compiled loop."""
+        self._numbers = _aligned_ones(READ_BYTES // 8)
+        library = _compiled(folder)
+        if library is None:
+            import torch
+
+            self._read: Callable[[], object] = torch.from_numpy(self._numbers).sum
+        else:
+            place = ctypes.c_void_p(self._numbers.ctypes.data)
+            self._read = partial(library.sum_of, place, self._numbers.size, threads)
+
+    def rate(self, seconds: float = SECONDS) -> float:
+        """Bytes a second, the best of ``seconds``."""
+        return float(self._numbers.nbytes / fastest(self._read, seconds))
 
 
 def _aligned_ones(count: int) -> npt.NDArray[np.int64]:
@@ -112,8 +121,8 @@ def _compiled(folder: Path) -> Any:
     return library
 
 
-def multiply_rate(kind: str) -> float:
-    """The best of the shapes; ``kind``: fp32, bf16 or int8."""
+def multiply_rate(kind: str, seconds: float = SECONDS) -> float:
+    """The best of the shapes, ``seconds`` for each; ``kind``: fp32, bf16 or int8."""
     import torch
 
     best = 0.0
@@ -121,11 +130,11 @@ def multiply_rate(kind: str) -> float:
         if kind == "int8":
             a = torch.ones(rows, inner, dtype=torch.int8)
             b = torch.ones(inner, columns, dtype=torch.int8)
-            taken = fastest(partial(torch._int_mm, a, b))
+            taken = fastest(partial(torch._int_mm, a, b), seconds)
         else:
             dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
             a, b = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)
-            taken = fastest(partial(torch.nn.functional.linear, a, b))
+            taken = fastest(partial(torch.nn.functional.linear, a, b), seconds)
         best = max(best, 2 * rows * inner * columns / taken)
     return best
 
@@ -133,10 +142,10 @@ def multiply_rate(kind: str) -> float:
 def main() -> None:
     import torch
 
-    weight_bytes, threads, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    threads, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(threads)
     limits = Limits(
-        read_bytes=read_rate(weight_bytes, threads, folder),
+        read_bytes=MemoryReader(threads, folder).rate(),
         fp32_flops=multiply_rate("fp32"),
         bf16_flops=multiply_rate("bf16"),
         int8_ops=multiply_rate("int8"),

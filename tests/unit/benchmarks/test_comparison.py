@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.benchmarks.compare import __main__ as main_module
 from tests.benchmarks.compare import comparison as comparison_module
 from tests.benchmarks.compare.__main__ import parse
 from tests.benchmarks.compare.bounds import ModelShape
@@ -27,7 +29,9 @@ from tests.benchmarks.compare.systems import System
 
 DRIVER = "tests.fakes.fake_bench_system"
 LIMITS = Limits(read_bytes=1e12, fp32_flops=1e12, bf16_flops=1e12, int8_ops=1e12)
-SHAPE = ModelShape(layer_weights=1000, head_weights=100, num_layers=1, attention_width=8)
+SHAPE = ModelShape(
+    layer_weights=1000, head_weights=100, num_layers=1, attention_width=8, weight_bytes=2200
+)
 
 
 def plan_of(tmp_path: Path, systems: list[System], **changes: Any) -> Plan:
@@ -46,7 +50,7 @@ def said() -> list[str]:
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setattr(comparison_module, "measure_limits", lambda *_: LIMITS)
-    monkeypatch.setattr(ModelShape, "of_checkpoint", staticmethod(lambda directory: SHAPE))
+    monkeypatch.setattr(ModelShape, "of_checkpoint", staticmethod(lambda *_: SHAPE))
     with Fleet("nowhere", 2, tmp_path, turn_seconds=30, say=lambda line: None) as made:
         yield made
 
@@ -119,9 +123,27 @@ def test_the_result_is_one_json_list_and_replaces_an_older_one(tmp_path: Path) -
 
 def test_options_have_defaults() -> None:
     asked = parse([])
-    assert (asked.peers, asked.dtype, asked.repeat, asked.png) == ("none", "bf16", 3, None)
+    assert (asked.peers, asked.dtype, asked.repeat) == ("none", "bf16", 3)
+    assert (asked.json, asked.png) == (Path("results/bench.json"), Path("results/bench.png"))
     assert asked.workloads == ["W1", "W2c8", "W2c32", "W3", "W4", "W4off", "W5"]
     assert parse(["--workloads", "W3,W1"]).workloads == ["W3", "W1"]
+
+
+def test_rows_and_picture_are_written_and_told(
+    tmp_path: Path,
+    fleet: Fleet,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(main_module, "Fleet", lambda *_, **__: nullcontext(fleet))
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path, [System("inflight", DRIVER, "ok")], repeat=1)
+    assert main_module.compare(parse([]), plan) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == ["rows: results/bench.json", "picture: results/bench.png"]
+    assert json.loads((tmp_path / "results/bench.json").read_text())[0]["peer"] == "inflight"
+    assert (tmp_path / "results/bench.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

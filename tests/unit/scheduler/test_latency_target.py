@@ -136,7 +136,7 @@ def test_nineteen_of_twenty_iterations_keep_to_the_target(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_machine_of_slower_and_faster_spells_keeps_to_the_target(seed: int) -> None:
+def test_where_spells_are_slower_nineteen_of_twenty_are_within_six_percent(seed: int) -> None:
     target, take = LatencyTarget(50), moods(seed)
     warm_up(target, take)
     times = [time for _ in range(10) for time in compute_prompt(target, take)]
