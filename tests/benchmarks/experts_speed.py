@@ -29,12 +29,12 @@ from inflight.model.fused.runner import FusedRunner
 from inflight.model.runner import ModelRunner, PackedInputs
 from inflight.native.experts import Routing
 from inflight.native.library import load_native
+from tests.benchmarks.compare.limits import fastest
 from tests.benchmarks.fused_speed import (
     BATCHES,
     BLOCKS_OF_A_SEQUENCE,
     CHUNK,
     TOKENS_PER_BLOCK,
-    fastest,
     steps,
 )
 

@@ -8,17 +8,25 @@
 
 Steps are generations of B sequences that hold 256 tokens each, and one context of 512 tokens; by
 default of the embedded model. The figure is the fastest of the repeats: other work on the machine
-can only add to it. The shares come from steps of their own, in which every operation is timed; what
-they do not cover is Python between the operations. "weights" is the time that reading all packed
-weights once would take at the rate torch sums 256 MiB: what a small batch is bounded by.
+can only add to it. Two of the steps take turns with what bounds them (``compare/limits.py``):
+
+- B 1 with reading memory. "weights alone" is the time in which all packed weights are read once at
+  that rate, and "of the read rate" its share of the step.
+- the context with multiplying large matrices in bf16, for weights in fp32 in fp32. "of the matmul
+  rate" is the share of the step in which its arithmetic would be done at that rate, attention
+  included as ``compare/bounds.py`` counts it; of a mixture of experts it is not told.
+
+The shares in the second table come from steps of their own, in which every operation is timed; what
+they do not cover is Python between the operations.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +43,9 @@ from inflight.model.fused.runner import FusedRunner
 from inflight.model.packing import Packer
 from inflight.model.runner import PackedInputs
 from inflight.native.library import NativeLibrary, load_native
+from tests.benchmarks.compare.bounds import ModelShape
+from tests.benchmarks.compare.limits import MemoryReader, fastest, multiply_rate
+from tests.benchmarks.compare.workloads import Job, Workload
 from tests.numeric.packed_driver import request_of
 
 BATCHES = (1, 8, 32, 64)
@@ -42,6 +53,9 @@ CONTEXT = 256
 CHUNK = 512
 TOKENS_PER_BLOCK = 32
 BLOCKS_OF_A_SEQUENCE = CHUNK // TOKENS_PER_BLOCK
+CONTEXT_STEP = f"context {CHUNK}"
+TURNS = 4
+ALONE, OF_READING, OF_MULTIPLYING = "weights alone", "of the read rate", "of the matmul rate"
 
 GROUPS = {
     "linears": ("linear",),
@@ -71,17 +85,7 @@ def steps(vocab_size: int) -> dict[str, PackedInputs]:
     generations = [part(i, Phase.GENERATION, CONTEXT - 1, 1) for i in range(max(BATCHES))]
     made = {f"B{n}": packed(ScheduledBatch(0, generation=tuple(generations[:n]))) for n in BATCHES}
     context = part(0, Phase.CONTEXT, 0, CHUNK)
-    return made | {f"context {CHUNK}": packed(ScheduledBatch(0, context=(context,)))}
-
-
-def fastest(call: Callable[[], object], seconds: float) -> float:
-    call()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return made | {CONTEXT_STEP: packed(ScheduledBatch(0, context=(context,)))}
 
 
 class Stopwatch:
@@ -107,7 +111,8 @@ class Stopwatch:
             self._spent[name] += time.perf_counter() - start
 
 
-def shares(runner: FusedRunner, inputs: PackedInputs, seconds: float) -> str:
+def shares(runner: FusedRunner, inputs: PackedInputs, seconds: float) -> dict[str, float]:
+    """Of the time of a step, by group."""
     decoder = runner.decoder
     ops = decoder.ops
     spent: dict[str, float] = defaultdict(float)
@@ -122,25 +127,114 @@ def shares(runner: FusedRunner, inputs: PackedInputs, seconds: float) -> str:
     decoder.ops = ops
     parts = {group: sum(spent[name] for name in names) for group, names in GROUPS.items()}
     parts["rest"] = total - sum(parts.values())
-    return "  ".join(f"{group} {part / total:4.0%}" for group, part in parts.items())
+    return {group: part / total for group, part in parts.items()}
 
 
-def read_rate(seconds: float) -> float:
-    """Bytes a second of reading 256 MiB."""
-    numbers = torch.ones(64 << 20)
-    return numbers.nbytes / fastest(numbers.sum, seconds)
+def in_turns(
+    step: Callable[[], object], rate: Callable[[float], float], seconds: float
+) -> tuple[float, float]:
+    """The least seconds of the step and the best rate beside it, ``seconds`` for each in all."""
+    turn = seconds / TURNS
+    pairs = [(fastest(step, turn), rate(turn)) for _ in range(TURNS)]
+    return min(taken for taken, _ in pairs), max(reached for _, reached in pairs)
 
 
-def weight_bytes(runner: FusedRunner) -> int:
-    weights = runner.decoder.weights
-    packed = [weights.head]
+def shape_of(runner: FusedRunner) -> ModelShape:
+    """Of its packed weights; ``layer_weights`` of experts are those of all, not of the chosen."""
+    spec, weights = runner.spec, runner.decoder.weights
+    packed = []
     for layer in weights.layers:
         packed += [layer.qkv, layer.output]
         if layer.mlp is not None:
             packed += [layer.mlp.up, layer.mlp.down]
         if layer.experts is not None:
             packed += [*layer.experts.gate_ups.members, *layer.experts.downs.members]
-    return sum(linear.data.numel() for linear in packed)
+    return ModelShape(
+        layer_weights=sum(linear.n * linear.k * (1 + linear.is_gate_up) for linear in packed),
+        head_weights=weights.head.n * weights.head.k,
+        num_layers=len(weights.layers),
+        attention_width=spec.query_size,
+        weight_bytes=sum(linear.data.numel() for linear in [weights.head, *packed]),
+    )
+
+
+class Measurement:
+    """The steps of one kind of weights, measured one after the other."""
+
+    def __init__(self, runner: FusedRunner, reader: MemoryReader, seconds: float) -> None:
+        self._runner, self._reader, self._seconds = runner, reader, seconds
+        self._shape = shape_of(runner)
+        self._has_experts = any(layer.experts is not None for layer in runner.spec.layers)
+        self._multiplied = "fp32" if runner.decoder.weights.head.kind == "f32" else "bf16"
+        self.milliseconds: dict[str, float] = {}
+        self.shares: dict[str, dict[str, float]] = {}
+        self.bounds: dict[str, str] = {}
+        """By the last columns of the first table."""
+
+    def take(self, name: str, inputs: PackedInputs) -> None:
+        step = partial(self._runner.forward, inputs)
+        if name == "B1":
+            taken, read_bytes = in_turns(step, self._reader.rate, self._seconds)
+            least = self._shape.weight_bytes / read_bytes
+            self.bounds[ALONE] = f"{least * 1e3:.1f}"
+            self.bounds[OF_READING] = f"{least / taken:.0%}"
+        elif name == CONTEXT_STEP and not self._has_experts:
+            multiply = partial(multiply_rate, self._multiplied)
+            taken, flops = in_turns(step, multiply, self._seconds)
+            chunk = Workload(name, (Job(0, (0,) * CHUNK, max_tokens=1),), concurrency=1)
+            self.bounds[OF_MULTIPLYING] = f"{self._shape.flops(chunk) / flops / taken:.0%}"
+        else:
+            taken = fastest(step, self._seconds)
+        self.milliseconds[name] = taken * 1e3
+        self.shares[name] = shares(self._runner, inputs, self._seconds / 2)
+
+
+def measure(
+    options: argparse.Namespace,
+    directory: Path,
+    library: NativeLibrary | None,
+    kind: Any,
+    reader: MemoryReader,
+) -> Measurement:
+    config = InflightConfig(dtype="fp32" if kind == "f32" else "bf16", max_num_tokens=CHUNK)
+    runner = build_fused_runner(directory, config, library, weight_kind=kind)
+    runner.allocate_kv_cache(max(BATCHES) * BLOCKS_OF_A_SEQUENCE, TOKENS_PER_BLOCK)
+    measurement = Measurement(runner, reader, options.seconds)
+    for name, inputs in steps(runner.spec.vocab_size).items():
+        if options.only in name:
+            measurement.take(name, inputs)
+            print(f"{kind} {name}: {measurement.milliseconds[name]:.2f} ms", flush=True)
+    return measurement
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """As Markdown."""
+    print()
+    for cells in (heads, ["---"] * len(heads), *rows):
+        print("| " + " | ".join(cells) + " |")
+
+
+def report(measured: Mapping[str, Measurement]) -> None:
+    names = list(next(iter(measured.values())).milliseconds)
+    bounds = [ALONE, OF_READING, OF_MULTIPLYING]
+    print_table(
+        ["weights, ms", *names, *bounds],
+        (
+            [kind]
+            + [f"{one.milliseconds[name]:.1f}" for name in names]
+            + [one.bounds.get(bound, "-") for bound in bounds]
+            for kind, one in measured.items()
+        ),
+    )
+    groups = [*GROUPS, "rest"]
+    print_table(
+        ["weights", "step", *groups],
+        (
+            [kind, name, *(f"{one.shares[name][group]:.0%}" for group in groups)]
+            for kind, one in measured.items()
+            for name in names
+        ),
+    )
 
 
 def main() -> None:
@@ -153,25 +247,12 @@ def main() -> None:
     options = parser.parse_args()
     directory = prepare_checkpoint(options.model_dir, "", progress=print).directory
     library = None if options.torch else load_native("")
-    print(f"{torch.get_num_threads()} threads, {library.isa.name if library else 'torch'}")
-    print(f"{'weights':8}{'step':12}{'ms':>8}{'weights':>9}")
-    for kind in options.kinds.split(","):
-        report(options, directory, library, kind)
-
-
-def report(
-    options: argparse.Namespace, directory: Path, library: NativeLibrary | None, kind: Any
-) -> None:
-    config = InflightConfig(dtype="fp32" if kind == "f32" else "bf16", max_num_tokens=CHUNK)
-    runner = build_fused_runner(directory, config, library, weight_kind=kind)
-    runner.allocate_kv_cache(max(BATCHES) * BLOCKS_OF_A_SEQUENCE, TOKENS_PER_BLOCK)
-    for name, inputs in steps(runner.spec.vocab_size).items():
-        if options.only not in name:
-            continue
-        taken = fastest(partial(runner.forward, inputs), options.seconds)
-        least = weight_bytes(runner) / read_rate(options.seconds / 2)
-        parts = shares(runner, inputs, options.seconds / 2)
-        print(f"{kind:8}{name:12}{taken * 1e3:8.2f}{least * 1e3:9.2f}  {parts}", flush=True)
+    threads = torch.get_num_threads()
+    print(f"{threads} threads, {library.isa.name if library else 'torch'}")
+    with tempfile.TemporaryDirectory() as folder:
+        reader = MemoryReader(threads, Path(folder))
+        kinds = options.kinds.split(",")
+        report({kind: measure(options, directory, library, kind, reader) for kind in kinds})
 
 
 if __name__ == "__main__":

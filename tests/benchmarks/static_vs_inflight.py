@@ -1,21 +1,33 @@
-"""STATIC_BATCH against in-flight batching on a variable-length load, side by side in one run.
+"""In-flight batching against static batches on a variable-length load, side by side in one run.
 
-    python tests/benchmarks/static_vs_inflight.py [--repeat 3] [--max-batch-size 16] [--dtype auto]
+    python -m tests.benchmarks.static_vs_inflight [--load W3] [--padded 1] [--repeat 3]
 
-64 requests arrive at once; 90% generate 8-64 tokens and 10% 256-384. Once with prompts of 16-256
-tokens and once with at most 16. STATIC_BATCH keeps the slots of finished rows empty until the whole
-batch has drained. Both compute the same contexts, so the ratio has a ceiling: the static time over
-what the contexts and the generated tokens would take with every row of every step in use.
+The loads are W3 of ``compare/workloads.py``, all 64 requests at once, and "W3short", the same with
+the first 16 tokens of each prompt. Three systems take turns:
+
+- in-flight: GUARANTEED_NO_EVICT, a slot that is free takes the next request.
+- static: STATIC_BATCH on the same engine, which packs its rows but keeps the slots of finished
+  ones empty until the whole batch has drained.
+- padded: transformers' ``generate`` on left-padded batches in the order of arrival. It takes
+  minutes, and part in the first ``--padded`` repeats only.
+
+Only tokens that were asked for count, not what a padded row computes beyond. A request's latency is
+the time until its answer is whole, in a padded batch until the batch is. In-flight and static
+compute the same contexts, so their ratio has a ceiling: the static time over what the contexts and
+the generated tokens would take with every row of every step in use.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from inflight.api import (
     CapacitySchedulerPolicy,
@@ -28,10 +40,19 @@ from inflight.api.config import InflightConfig
 from inflight.api.stats import IterationStats
 from inflight.checkpoint import prepare_checkpoint
 from inflight.executor import Executor
+from inflight.model.dtypes import choose_dtype
 from inflight.model.factory import load_runner
+from tests.benchmarks.compare.report import describe_ratio
+from tests.benchmarks.compare.workloads import make_workload
+from tests.benchmarks.padded_batch import PaddedBatch
 
-POLICIES = (CapacitySchedulerPolicy.STATIC_BATCH, CapacitySchedulerPolicy.GUARANTEED_NO_EVICT)
-VOCABULARY = 40_000
+PADDED, STATIC, INFLIGHT = "padded", "static", "in-flight"
+POLICIES = {
+    STATIC: CapacitySchedulerPolicy.STATIC_BATCH,
+    INFLIGHT: CapacitySchedulerPolicy.GUARANTEED_NO_EVICT,
+}
+LONGEST_PROMPT = {"W3": None, "W3short": 16}
+"""By load; None: as the workload has them."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +60,8 @@ class Outcome:
     seconds: float
     num_tokens: int
     latencies: list[float]
-    iterations: list[IterationStats]
+    iterations: list[IterationStats] = field(default_factory=list)
+    """Of the engine; none of a padded batch."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -50,21 +72,26 @@ class Outcome:
         return statistics.quantiles(self.latencies, n=100)[98]
 
 
-def make_load(longest_prompt: int) -> list[Request]:
-    draw = random.Random(11)
-    shortest = min(16, longest_prompt) if longest_prompt > 16 else 4
-    requests = []
-    for place in range(64):
-        tokens = draw.randint(256, 384) if place % 10 == 9 else draw.randint(8, 64)
-        prompt = tuple(
-            draw.randrange(100, VOCABULARY) for _ in range(draw.randint(shortest, longest_prompt))
+Serve = Callable[[Sequence[Request]], Outcome]
+
+
+def make_load(name: str) -> list[Request]:
+    """``name``: a key of LONGEST_PROMPT."""
+    return [
+        Request(
+            input_token_ids=job.prompt[: LONGEST_PROMPT[name]],
+            max_tokens=job.max_tokens,
+            end_ids=(),
         )
-        requests.append(Request(input_token_ids=prompt, max_tokens=tokens, end_ids=()))
-    draw.shuffle(requests)
-    return requests
+        for job in make_workload("W3", 0).jobs
+    ]
 
 
-def run(executor: Executor, requests: list[Request]) -> Outcome:
+def num_tokens_of(requests: Sequence[Request]) -> int:
+    return sum(request.max_tokens for request in requests)
+
+
+def serve_by_engine(executor: Executor, requests: Sequence[Request]) -> Outcome:
     executor.get_latest_iteration_stats()
     began = time.perf_counter()
     waiting = {executor.enqueue_request(request) for request in requests}
@@ -75,8 +102,16 @@ def run(executor: Executor, requests: list[Request]) -> Outcome:
             waiting.discard(response.request_id)
             latencies.append(time.perf_counter() - began)
     seconds = time.perf_counter() - began
-    num_tokens = sum(request.max_tokens for request in requests)
-    return Outcome(seconds, num_tokens, latencies, executor.get_latest_iteration_stats())
+    iterations = executor.get_latest_iteration_stats()
+    return Outcome(seconds, num_tokens_of(requests), latencies, iterations)
+
+
+def serve_padded(padded: PaddedBatch, batch_size: int, requests: Sequence[Request]) -> Outcome:
+    began = time.perf_counter()
+    latencies: list[float] = []
+    for answers in padded.serve(requests, batch_size):
+        latencies += [time.perf_counter() - began] * len(answers)
+    return Outcome(time.perf_counter() - began, num_tokens_of(requests), latencies)
 
 
 def ceiling(static: Outcome, batch_size: int) -> float:
@@ -94,56 +129,78 @@ def ceiling(static: Outcome, batch_size: int) -> float:
     return static.seconds / (context_seconds + (static.num_tokens - context_tokens) / rate)
 
 
-def compare(directory: Path, arguments: argparse.Namespace, longest_prompt: int) -> None:
-    print(f"\n64 requests, prompts of at most {longest_prompt} tokens")
-    requests = make_load(longest_prompt)
-    executors = {}
-    for policy in POLICIES:
-        config = ExecutorConfig(
-            max_batch_size=arguments.max_batch_size,
-            max_seq_len=1024,
-            iter_stats_max_iterations=100_000,
-            scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
-            kv_cache_config=KvCacheConfig(num_blocks=64 * 32, enable_block_reuse=False),
+def make_executors(directory: Path, arguments: argparse.Namespace) -> dict[str, Executor]:
+    return {
+        name: Executor(
+            load_runner(directory, InflightConfig(dtype=arguments.dtype)),
+            ExecutorConfig(
+                max_batch_size=arguments.max_batch_size,
+                max_seq_len=1024,
+                iter_stats_max_iterations=100_000,
+                scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
+                kv_cache_config=KvCacheConfig(num_blocks=64 * 32, enable_block_reuse=False),
+            ),
         )
-        runner = load_runner(directory, InflightConfig(dtype=arguments.dtype))
-        executors[policy] = Executor(runner, config)
-        run(executors[policy], requests[:4])
-    outcomes: dict[CapacitySchedulerPolicy, list[Outcome]] = {policy: [] for policy in POLICIES}
-    for _ in range(arguments.repeat):
-        for policy in POLICIES:  # A B A B
-            outcomes[policy].append(run(executors[policy], requests))
-    for executor in executors.values():
-        executor.shutdown()
-    for policy, runs in outcomes.items():
-        rates = sorted(o.tokens_per_second for o in runs)
-        print(
-            f"{policy.value:20} {statistics.median(rates):7.1f} tokens/s "
-            f"({rates[0]:.1f}-{rates[-1]:.1f}), p99 "
-            f"latency {statistics.median(o.p99 for o in runs):.2f} s"
-        )
-    static, inflight = (outcomes[policy] for policy in POLICIES)
-    pairs = list(zip(static, inflight, strict=True))
+        for name, policy in POLICIES.items()
+    }
+
+
+def compare(systems: Mapping[str, Serve], load: str, arguments: argparse.Namespace) -> None:
+    requests = make_load(load)
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in systems}
+    for serve in systems.values():
+        serve(requests[:2])  # warms up
+    for repeat in range(arguments.repeat):
+        for name, serve in systems.items():  # A B C A B C
+            if name == PADDED and repeat >= arguments.padded:
+                continue
+            outcomes[name].append(serve(requests))
+            seconds = outcomes[name][-1].seconds
+            print(f"{load} {repeat + 1}/{arguments.repeat} {name}: {seconds:.1f} s", flush=True)
+    print("\n| load | system | tokens/s (range) | p99 latency | in-flight is (range) |")
+    print("|---|---|---|---|---|")
+    for name, runs in outcomes.items():
+        print(f"| {load} | {name} | " + " | ".join(cells(runs, outcomes[INFLIGHT])) + " |")
+    tops = [ceiling(o, arguments.max_batch_size) for o in outcomes[STATIC]]
+    print(f"\nceiling of in-flight over static: {statistics.median(tops):.2f}x")
+
+
+def cells(runs: Sequence[Outcome], inflight: Sequence[Outcome]) -> list[str]:
+    """Of a system's row. Ratios pair the runs of the same repeat."""
+    rates = sorted(o.tokens_per_second for o in runs)
+    pairs = zip(runs, inflight, strict=False)
     ratios = [b.tokens_per_second / a.tokens_per_second for a, b in pairs]
-    tails = [a.p99 / b.p99 for a, b in pairs]
-    top = statistics.median(ceiling(o, arguments.max_batch_size) for o in static)
-    print(
-        f"in-flight / static: {statistics.median(ratios):.2f}x tokens/s "
-        f"({min(ratios):.2f}-{max(ratios):.2f}), ceiling {top:.2f}x; "
-        f"p99 latency {statistics.median(tails):.2f}x shorter"
-    )
+    return [
+        f"{statistics.median(rates):.1f} ({rates[0]:.1f}-{rates[-1]:.1f})",
+        f"{statistics.median(o.p99 for o in runs):.1f} s",
+        "" if runs is inflight else describe_ratio(ratios),
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--max-batch-size", type=int, default=16)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--model", default="", help="checkpoint folder; empty: the embedded model")
+    add = parser.add_argument
+    add("--load", choices=[*LONGEST_PROMPT, "all"], default="all")
+    add("--repeat", type=int, default=3)
+    add("--padded", type=int, default=0, help="repeats in which the padded batch takes part")
+    add("--max-batch-size", type=int, default=16, help="of all systems")
+    add("--dtype", default="auto", help="the padded batch computes in that of the activations")
+    add("--model", default="", help="checkpoint folder; empty: the embedded model")
     arguments = parser.parse_args()
     directory = prepare_checkpoint(arguments.model, "", progress=print).directory
-    for longest_prompt in (256, 16):
-        compare(directory, arguments, longest_prompt)
+    executors = make_executors(directory, arguments)
+    systems: dict[str, Serve] = {}
+    if arguments.padded:
+        dtype = choose_dtype(arguments.dtype, torch.device("cpu"))
+        padded = PaddedBatch(directory, dtype)
+        systems[PADDED] = partial(serve_padded, padded, arguments.max_batch_size)
+        print(f"{PADDED}: transformers, {dtype}, {torch.get_num_threads()} threads")
+    for name, executor in executors.items():
+        systems[name] = partial(serve_by_engine, executor)
+    for load in LONGEST_PROMPT if arguments.load == "all" else [arguments.load]:
+        compare(systems, load, arguments)
+    for executor in executors.values():
+        executor.shutdown()
 
 
 if __name__ == "__main__":
