@@ -141,7 +141,7 @@ def in_turns(
 
 def shape_of(runner: FusedRunner) -> ModelShape:
     """Of its packed weights; ``layer_weights`` of experts are those of all, not of the chosen."""
-    spec, weights = runner.spec, runner.decoder.weights
+    spec, weights = runner.decoder.spec, runner.decoder.weights
     packed = []
     for layer in weights.layers:
         packed += [layer.qkv, layer.output]
@@ -164,7 +164,7 @@ class Measurement:
     def __init__(self, runner: FusedRunner, reader: MemoryReader, seconds: float) -> None:
         self._runner, self._reader, self._seconds = runner, reader, seconds
         self._shape = shape_of(runner)
-        self._has_experts = any(layer.experts is not None for layer in runner.spec.layers)
+        self._has_experts = any(layer.experts is not None for layer in runner.decoder.spec.layers)
         self._multiplied = "fp32" if runner.decoder.weights.head.kind == "f32" else "bf16"
         self.milliseconds: dict[str, float] = {}
         self.shares: dict[str, dict[str, float]] = {}

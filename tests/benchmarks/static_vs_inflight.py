@@ -114,15 +114,14 @@ def serve_padded(padded: PaddedBatch, batch_size: int, requests: Sequence[Reques
     return Outcome(time.perf_counter() - began, num_tokens_of(requests), latencies)
 
 
-def ceiling(static: Outcome, batch_size: int) -> float:
-    """Static time / (its context time + generated tokens at the rate of its full batches)."""
+def ceiling(static: Outcome) -> float:
+    """Static time / (its context time + generated tokens at the rate of its fullest iterations)."""
     context = [s for s in static.iterations if s.inflight_batching_stats.num_context_requests]
-    full = [
-        s
-        for s in static.iterations
-        if not s.inflight_batching_stats.num_context_requests
-        and s.inflight_batching_stats.num_gen_requests >= 0.9 * batch_size
+    generation = [
+        s for s in static.iterations if not s.inflight_batching_stats.num_context_requests
     ]
+    most = max(s.inflight_batching_stats.num_gen_requests for s in generation)
+    full = [s for s in generation if s.inflight_batching_stats.num_gen_requests >= 0.9 * most]
     context_seconds = sum(s.iter_latency_ms for s in context) / 1000
     context_tokens = sum(s.num_generated_tokens for s in context)
     rate = sum(s.num_generated_tokens for s in full) / sum(s.iter_latency_ms for s in full) * 1000
@@ -161,7 +160,7 @@ def compare(systems: Mapping[str, Serve], load: str, arguments: argparse.Namespa
     print("|---|---|---|---|---|")
     for name, runs in outcomes.items():
         print(f"| {load} | {name} | " + " | ".join(cells(runs, outcomes[INFLIGHT])) + " |")
-    tops = [ceiling(o, arguments.max_batch_size) for o in outcomes[STATIC]]
+    tops = [ceiling(o) for o in outcomes[STATIC]]
     print(f"\nceiling of in-flight over static: {statistics.median(tops):.2f}x")
 
 
