@@ -13,7 +13,6 @@ from inflight.api import Request
 
 PAD_ID = 0
 """Masked, so that any id would do."""
-NO_END_ID = -1
 
 
 class PaddedBatch:
@@ -21,7 +20,6 @@ class PaddedBatch:
     generate greedily until the longest answer of the batch is whole."""
 
     def __init__(self, checkpoint: Path, dtype: torch.dtype) -> None:
-        self.dtype = dtype
         self._model = AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype=dtype, attn_implementation="sdpa", local_files_only=True
         ).eval()
@@ -46,7 +44,7 @@ class PaddedBatch:
                 generation_config=GenerationConfig(
                     do_sample=False,
                     max_new_tokens=longest,
-                    eos_token_id=NO_END_ID,
+                    eos_token_id=self._model.config.vocab_size,  # nobody's: nothing ends early
                     pad_token_id=PAD_ID,
                 ),
             )

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from inflight.api import Request
-from tests.benchmarks.padded_batch import NO_END_ID, PAD_ID, PaddedBatch, left_padded
+from tests.benchmarks.padded_batch import PAD_ID, PaddedBatch, left_padded
 
 pytestmark = pytest.mark.numeric
 VOCAB_SIZE = 256
@@ -59,7 +59,7 @@ def test_every_request_gets_its_own_answer_in_full(checkpoint: Path) -> None:
             attention_mask=torch.ones(1, len(request.input_token_ids), dtype=torch.int64),
             do_sample=False,
             max_new_tokens=request.max_tokens,
-            eos_token_id=NO_END_ID,
+            eos_token_id=VOCAB_SIZE,  # nobody's: nothing ends early
             pad_token_id=PAD_ID,
         )
         assert answer == alone[0, len(request.input_token_ids) :].tolist()

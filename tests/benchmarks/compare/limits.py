@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 SECONDS = 0.4
 READ_BYTES = 512 << 20
-"""More than the caches hold."""
+"""More than the caches of most machines hold."""
 SHAPES = ((512, 576, 1536), (512, 1024, 1024), (1024, 2048, 2048))
 """Rows, inner size and columns; the first is the embedded model's."""
 SOURCE = Path(__file__).with_name("read_rate.cpp")
