@@ -8,8 +8,9 @@ the first 16 tokens of each prompt. Three systems take turns:
 - in-flight: GUARANTEED_NO_EVICT, a slot that is free takes the next request.
 - static: STATIC_BATCH on the same engine, which packs its rows but keeps the slots of finished
   ones empty until the whole batch has drained.
-- padded: transformers' ``generate`` on left-padded batches in the order of arrival. It takes
-  minutes, and part in the first ``--padded`` repeats only.
+- padded: transformers' ``generate`` on left-padded batches in the order of arrival. It needs
+  minutes, so it takes part in the first ``--padded`` repeats only. ``--requests 32`` halves that,
+  and in-flight then gains less: the last long requests, which run alone, are more of the load.
 
 Only tokens that were asked for count, not what a padded row computes beyond. A request's latency is
 the time until its answer is whole, in a padded batch until the batch is. In-flight and static
@@ -145,7 +146,9 @@ def make_executors(directory: Path, arguments: argparse.Namespace) -> dict[str, 
 
 
 def compare(systems: Mapping[str, Serve], load: str, arguments: argparse.Namespace) -> None:
-    requests = make_load(load)
+    whole = make_load(load)
+    requests = whole[: arguments.requests]
+    title = f"{load}, {len(requests)} of {len(whole)} requests"
     outcomes: dict[str, list[Outcome]] = {name: [] for name in systems}
     for serve in systems.values():
         serve(requests[:2])  # warms up
@@ -155,11 +158,11 @@ def compare(systems: Mapping[str, Serve], load: str, arguments: argparse.Namespa
                 continue
             outcomes[name].append(serve(requests))
             seconds = outcomes[name][-1].seconds
-            print(f"{load} {repeat + 1}/{arguments.repeat} {name}: {seconds:.1f} s", flush=True)
+            print(f"{title} {repeat + 1}/{arguments.repeat} {name}: {seconds:.1f} s", flush=True)
     print("\n| load | system | tokens/s (range) | p99 latency | in-flight is (range) |")
     print("|---|---|---|---|---|")
     for name, runs in outcomes.items():
-        print(f"| {load} | {name} | " + " | ".join(cells(runs, outcomes[INFLIGHT])) + " |")
+        print(f"| {title} | {name} | " + " | ".join(cells(runs, outcomes[INFLIGHT])) + " |")
     tops = [ceiling(o) for o in outcomes[STATIC]]
     print(f"\nceiling of in-flight over static: {statistics.median(tops):.2f}x")
 
@@ -182,6 +185,7 @@ def main() -> None:
     add("--load", choices=[*LONGEST_PROMPT, "all"], default="all")
     add("--repeat", type=int, default=3)
     add("--padded", type=int, default=0, help="repeats in which the padded batch takes part")
+    add("--requests", type=int, help="of each load the first ones; all unless said")
     add("--max-batch-size", type=int, default=16, help="of all systems")
     add("--dtype", default="auto", help="the padded batch computes in that of the activations")
     add("--model", default="", help="checkpoint folder; empty: the embedded model")
