@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from inflight.api import (
     KvCacheConfig,
     KvCachePausePolicy,
     KvTiersConfig,
-    Request,
 )
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
@@ -97,64 +95,6 @@ def test_damaged_blocks_are_computed_again(tmp_path: Path, damage: str) -> None:
         for prompt in PROMPTS:
             ask(engine, [prompt])
         assert (tier(engine, "disk").bad_files > 0) == (damage != "delete")
-
-
-class SlowDisk:
-    """Stands in for ``DiskStorage.get``: nothing comes for as long as anybody waits."""
-
-    def __init__(self, engine: Engine) -> None:
-        assert engine.onboarder is not None and engine.onboarder.tiers.cascade.disk is not None
-        self.is_read = False
-        engine.onboarder.tiers.cascade.disk.get = self.get  # type: ignore[method-assign]
-
-    def get(self, key: object) -> None:
-        self.is_read = True
-        time.sleep(1.0)
-
-
-def test_a_slow_disk_holds_up_one_request_for_as_long_as_computing_takes(tmp_path: Path) -> None:
-    with engine_with(disk=tmp_path) as engine:
-        always_onboard(engine)
-        one_round(engine)
-        assert engine.onboarder is not None
-        cost = engine.onboarder.tiers.cost
-        for _ in range(50):
-            # The model computes 20 tokens in 0.1 s, and the disk seems to be much faster.
-            type(cost.context).observe(cost.context, 200, 1.0)
-            cost.bandwidth[Place.DISK].observe(10**9, 1.0)
-        disk = SlowDisk(engine)
-        ask(engine, [PROMPTS[0]])
-        assert disk.is_read and onboarding(engine).late_loads == 1
-        ask(engine, [PROMPTS[5]])
-
-
-def test_others_go_on_while_one_waits_for_the_disk(tmp_path: Path) -> None:
-    with engine_with(disk=tmp_path) as engine:
-        always_onboard(engine)
-        one_round(engine)
-        SlowDisk(engine)
-        waiting, running = engine.next_id(), engine.next_id()
-        engine.enqueue(waiting, Request(input_token_ids=tuple(PROMPTS[0]), max_tokens=1))
-        engine.enqueue(running, Request(input_token_ids=(7, 8, 9), max_tokens=2))
-        finished = []
-        while len(finished) < 2:
-            engine.loop.step()
-            finished += [response.request_id for response in engine.outbox.take(None, 0)]
-        assert finished == [running, waiting]
-
-
-def test_a_cancelled_request_does_not_wait_for_the_disk(tmp_path: Path) -> None:
-    with engine_with(disk=tmp_path) as engine:
-        always_onboard(engine)
-        one_round(engine)
-        SlowDisk(engine)
-        request_id = engine.next_id()
-        engine.enqueue(request_id, Request(input_token_ids=tuple(PROMPTS[0]), max_tokens=1))
-        engine.loop.step()
-        assert engine.onboarder is not None and engine.onboarder.tiers.is_loading
-        engine.inbox.cancel(request_id)
-        engine.loop.step()
-        assert not engine.loop.has_work and not engine.onboarder.tiers.is_loading
 
 
 def test_where_computing_is_faster_nothing_is_brought_back() -> None:

@@ -53,17 +53,19 @@ class Onboarder:
             self._reporter.catch_up()
         num_slots = self._max_batch_size - num_started
         room = self._kv.num_free_blocks
-        asked: list[int] = []
+        num_ready = 0
         held_back: set[int] = set()
         for llm in waiting:
             room -= -(-llm.num_tokens // self._kv.tokens_per_block)
-            if room < 0 or len(asked) - len(held_back) >= num_slots:
+            if room < 0 or num_ready >= num_slots:
                 break
-            asked.append(llm.request_id)
             paused = llm.num_pauses > 0
             if not self.tiers.prepare(self._kv, llm.request_id, llm.token_ids, paused=paused):
                 held_back.add(llm.request_id)
-        self.tiers.forget_all_but(asked)
+            else:
+                num_ready += 1
+        # Also those that were not asked: while others take the slots, a load goes on.
+        self.tiers.forget_all_but(llm.request_id for llm in waiting)
         if not held_back:
             return waiting
         return [llm for llm in waiting if llm.request_id not in held_back]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, cast
 
@@ -114,8 +114,11 @@ class KvTiers:
         return bool(self._loads)
 
     def wait(self, timeout: float) -> None:
-        """Until a request's blocks are there, ``timeout`` seconds at most."""
-        self.cascade.wait_for_any(list(self._loads.values()), timeout)
+        """Until further blocks of a request are there, ``timeout`` seconds at most."""
+        # One that is done may belong to a request for which there is no room yet.
+        unfinished = [load for load in self._loads.values() if not load.is_done]
+        if unfinished:
+            self.cascade.wait_for_any(unfinished, timeout)
 
     def prepare(
         self, kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32], *, paused: bool
@@ -145,11 +148,15 @@ class KvTiers:
             self._loads[request_id] = self.cascade.load(keys[num_near:number], self._clock())
         return False
 
-    def forget_all_but(self, request_ids: Collection[int]) -> None:
-        """Requests that are not among these wait no more: they have started, or ended."""
-        for request_id in self._loads.keys() - set(request_ids):
+    def forget_all_but(self, request_ids: Iterable[int]) -> None:
+        """``request_ids``: all that are queued. Others wait no more: they have started, or ended.
+        Reads them only where there is something to forget."""
+        if not self._loads and not self._given_up:
+            return
+        queued = set(request_ids)
+        for request_id in self._loads.keys() - queued:
             self._loads.pop(request_id).is_cancelled = True
-        self._given_up.intersection_update(request_ids)
+        self._given_up &= queued
 
     def _found(self, missing: Sequence[BlockKey]) -> tuple[list[BlockKey], list[Place]]:
         """The first of the missing blocks, as far as a tier has all of them."""
