@@ -111,9 +111,11 @@ class IterationLoop:
         if isinstance(computed.outcome, Exception):
             self._fail(computed.plan, computed.outcome)
             return None
-        self.parts.scheduler.observe(computed.plan, computed.ended - computed.began)
+        seconds = computed.ended - computed.began
+        # Moving KV blocks counts here: the streams wait for it, and the target is for their gaps.
+        self.parts.scheduler.observe(computed.plan, seconds)
         if self.parts.onboarder is not None:
-            self.parts.onboarder.observe(computed.plan, computed.ended - computed.began)
+            self.parts.onboarder.observe(computed.plan, seconds)
         num_generated = self._accept(computed, computed.outcome)
         return SettledIteration(computed.plan, num_generated, computed.began, computed.ended)
 

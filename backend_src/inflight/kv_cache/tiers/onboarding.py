@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,8 @@ from inflight.kv_cache.observer import ObservedBlock
 from inflight.kv_cache.tiers.cascade import Place, TierCascade
 from inflight.kv_cache.tiers.cost import OnboardCost
 from inflight.kv_cache.tiers.loading import Load
-from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, TierBlock
+from inflight.kv_cache.tiers.moving import BlockMemory, BlockMover, NotWrittenError
+from inflight.kv_cache.tiers.storage import LazyBlock, TierBlock
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +27,6 @@ MAX_LOADS = 4
 """Requests that wait for the disk at once; it reads for one after the other."""
 LONGEST_UNMEASURED_LOAD = 1.0
 """Seconds that a request waits for the disk while nobody knows what computing would take."""
-
-
-class BlockMemory(Protocol):
-    """The part of ``ModelRunner`` that moves blocks."""
-
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]: ...
-
-    def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
-    ) -> None: ...
 
 
 class KvTiers:
@@ -60,7 +50,7 @@ class KvTiers:
         """``onboards`` False: blocks are offloaded and never brought back."""
         self.cascade = cascade
         self.cost = cost
-        self._memory = memory
+        self._mover = BlockMover(memory, clock)
         self._pause_policy = pause_policy
         self._onboards = onboards
         self._clock = clock
@@ -73,6 +63,12 @@ class KvTiers:
         self._num_recomputed = 0
         self._num_late_loads = 0
 
+    @property
+    def moving_seconds(self) -> float:
+        """Clock seconds that blocks took on their way out of the primary pool and into it, since
+        the start. It is the engine thread's time."""
+        return self._mover.seconds
+
     # Down.
 
     def stored(self, block: ObservedBlock) -> None:
@@ -82,7 +78,7 @@ class KvTiers:
         if self.cascade.place_of(block.key) is not None:
             self.cascade.renew(block.key, block.retention)
             return
-        content = self._read(block.block_id)
+        content = self._mover.read(block.block_id)
         if content is not None:
             self._num_offloaded += 1
             self.cascade.put(TierBlock(block.key, content, block.retention))
@@ -93,19 +89,10 @@ class KvTiers:
         cached: Iterator[LazyBlock] = iter(())
         if kv is not None:
             cached = (
-                LazyBlock(key, retention, partial(self._read, block_id))
+                LazyBlock(key, retention, partial(self._mover.read, block_id))
                 for block_id, key, retention in kv.cached_blocks()
             )
         self.cascade.close(timeout, cached)
-
-    def _read(self, block_id: int) -> BlockContent | None:
-        """None: the runner did not give it, and the block is lost, which is no reason to stop."""
-        try:
-            contents = self._memory.read_blocks(np.array([block_id], dtype=np.int32))
-            return cast(BlockContent, contents[0])
-        except Exception as error:
-            logger.error("a KV block was not read: %s", type(error).__name__, exc_info=error)
-            return None
 
     # Back.
 
@@ -234,19 +221,12 @@ class KvTiers:
         the cost of host memory."""
         if not blocks:
             return
-
-        def write(block_ids: npt.NDArray[np.int32]) -> None:
-            try:
-                for at in range(len(block_ids)):
-                    self._memory.write_blocks(block_ids[at : at + 1], blocks[at].content[None])
-            except Exception as error:
-                raise _NotWrittenError from error
-
         began = self._clock()
         retentions = [block.retention.used(began) for block in blocks]
+        write = partial(self._mover.write, blocks=blocks)
         try:
             number = kv.onboard(request_id, token_ids, retentions, write)
-        except _NotWrittenError as error:
+        except NotWrittenError as error:
             logger.error("KV blocks were not onboarded", exc_info=error.__cause__)
             self._given_up.add(request_id)
             return
@@ -294,10 +274,6 @@ class KvTiers:
             disk_bytes_per_second=bandwidth[Place.DISK].per_second,
             context_tokens_per_second=self.cost.context.per_second,
         )
-
-
-class _NotWrittenError(Exception):
-    """The runner did not take blocks. Nothing of them is in the cache."""
 
 
 def _num_bytes(blocks: Sequence[TierBlock]) -> int:
