@@ -208,7 +208,7 @@ def test_the_end_of_an_executor_keeps_the_pool(tmp_path: Path) -> None:
 def test_the_pool_of_an_engine_that_stopped_on_an_error_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop_at_the_next_look(kv: object) -> None:
+    def stop_at_the_next_look(kv: object, goes_on: object) -> None:
         raise RuntimeError("the books do not add up")
 
     with executor_with(tmp_path) as executor:

@@ -17,7 +17,7 @@ from inflight.kv_cache.committing import BlockCommitter
 from inflight.kv_cache.extent import KvExtent
 from inflight.kv_cache.identity import BlockKey, PrefixIdentity
 from inflight.kv_cache.insertion import WriteBlocks, insert_cached
-from inflight.kv_cache.integrity import find_faults
+from inflight.kv_cache.integrity import PoolBooks, find_faults
 from inflight.kv_cache.matching import PoolMatching
 from inflight.kv_cache.observer import BlockObserver, ObservedPool
 from inflight.kv_cache.reservation import NO_COPIES, BlockCopies, Reservation
@@ -231,11 +231,13 @@ class KvCacheManager(PoolMatching):
             evicted_blocks=pool.num_evicted,
         )
 
-    def check_integrity(self) -> None:
-        """Counts everything again, O(num_blocks); raises IntegrityError that says what is wrong."""
-        faults = find_faults(
+    def check_integrity(self, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Counts everything again, O(num_blocks); raises IntegrityError that says what is wrong.
+        Leaves it at what it has counted once ``goes_on`` (asked often) says False."""
+        books = PoolBooks(
             self._pool, self._tree, self._prefixes, self._sequences.values(), self._window
         )
+        faults = find_faults(books, goes_on)
         reported = list(islice(faults, _MAX_REPORTED_FAULTS))
         if reported:
             raise IntegrityError("; ".join(reported))
