@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from inflight.api import (
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor import Executor
+from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.tiers.cascade import Place
 from inflight.kv_cache.tiers.folder import FOLDER
+from inflight.kv_cache.tiers.storage import TierBlock
 from tests.engine.tiered_engine import (
     BLOCK_BYTES,
     MAX_TOKENS,
@@ -138,6 +141,31 @@ def test_paused_requests_come_back_as_their_policy_says(pause_policy: KvCachePau
         assert pauses > 0, "the pool was meant to be too small"
         came_back = onboarded(engine, "host") > 0
         assert came_back == (pause_policy is not KvCachePausePolicy.RECOMPUTE)
+
+
+def test_a_paused_request_waits_for_the_disk_where_its_policy_says_offload(tmp_path: Path) -> None:
+    with engine_with(
+        disk=tmp_path,
+        policy=CapacitySchedulerPolicy.MAX_UTILIZATION,
+        pause_policy=KvCachePausePolicy.OFFLOAD,
+        num_blocks=30,
+    ) as engine:
+        assert engine.onboarder is not None
+        tiers = engine.onboarder.tiers
+        for _ in range(50):
+            tiers.cost.context.observe(10**6, 1.0)  # computing would be much faster
+        always_onboard(engine)  # and that stays so
+        disk = tiers.cascade.disk
+        assert disk is not None
+        get = disk.get
+
+        def slow_get(key: BlockKey) -> TierBlock | None:
+            time.sleep(0.002)
+            return get(key)
+
+        disk.get = slow_get  # type: ignore[method-assign]
+        ask(engine, [[1000 * n + i for i in range(8)] for n in range(1, 7)], max_tokens=80)
+        assert onboarding(engine).late_loads == 0 and onboarded(engine, "disk") > 0
 
 
 def test_a_host_tier_larger_than_memory_is_refused() -> None:

@@ -57,6 +57,7 @@ class IterationLoop:
         plan = self._plan()
         if plan.is_empty:
             self._deliver(settled)
+            self.parts.stats.count_pauses(plan)
             self._check_liveness(plan)
             return False
         self._iteration += 1
@@ -255,6 +256,7 @@ class IterationLoop:
             type(error).__name__,
             exc_info=error,
         )
+        self.parts.stats.count_pauses(plan)
         for chunk in plan.chunks:
             record = self.book.get(chunk.request.request_id)
             if record is None:

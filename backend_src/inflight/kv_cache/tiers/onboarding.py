@@ -116,8 +116,13 @@ class KvTiers:
         """
         if not self._onboards or request_id in self._given_up:
             return True
-        if request_id in self._loads:
-            return self._finish_load(kv, request_id, token_ids)
+        load = self._loads.get(request_id)
+        if load is not None:
+            if load.is_done:
+                self._finish_load(kv, request_id, token_ids)
+                return True
+            must_wait = paused and self._pause_policy is KvCachePausePolicy.OFFLOAD
+            return not must_wait and self._is_too_late(request_id, load)
         keys, places = self._found(kv.missing_blocks(request_id, token_ids))
         if not keys:
             return True
@@ -179,11 +184,8 @@ class KvTiers:
 
     def _finish_load(
         self, kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32]
-    ) -> bool:
-        load = self._loads[request_id]
-        if not load.is_done:
-            return self._is_too_late(request_id, load)
-        del self._loads[request_id]
+    ) -> None:
+        load = self._loads.pop(request_id)
         self._given_up.add(request_id)  # what is there by now is all that it waits for
         missing = kv.missing_blocks(request_id, token_ids)
         # Another request may have computed the first ones meanwhile; then they are not missing.
@@ -194,7 +196,6 @@ class KvTiers:
         self._onboard(kv, request_id, token_ids, Place.DISK, load.blocks[first:])
         for block in load.blocks:
             self.cascade.put(block)
-        return True
 
     def _is_too_late(self, request_id: int, load: Load) -> bool:
         """A request waits no longer than computing the tokens would take."""
