@@ -12,7 +12,7 @@ from tests.fakes.clock_runner import ClockRunner
 SECONDS_PER_TOKEN = 0.4e-3
 TOKENS_PER_BLOCK = 16
 COST = CostModel(
-    base_seconds=0.0,
+    base_seconds=1e-9,
     context_token_seconds=SECONDS_PER_TOKEN,
     generation_row_seconds=0.0,
     context_pair_seconds=0.0,

@@ -122,14 +122,6 @@ class KvCacheManager(PoolMatching):
         ]
         return insert_cached(self._pool, (root, nodes), keys, write) if keys else 0
 
-    def num_new_blocks(self, request_id: int, end: int) -> int:
-        """Blocks that ``reserve`` takes from the free ones for a started request to write up to
-        token ``end`` (more than are written), if nobody else writes; O(1)."""
-        sequence = self._sequences[request_id]
-        index = sequence.history_length // self._tokens_per_block
-        is_shared = index < sequence.num_blocks and sequence.blocks[index].ref_count > 1
-        return -(-end // self._tokens_per_block) - sequence.num_blocks + is_shared
-
     def reserve(self, extents: Iterable[KvExtent]) -> BlockCopies:
         """Makes every request hold slots for all tokens of its extent; all or nothing.
 
