@@ -168,6 +168,43 @@ def test_a_paused_request_waits_for_the_disk_where_its_policy_says_offload(tmp_p
         assert onboarding(engine).late_loads == 0 and onboarded(engine, "disk") > 0
 
 
+@pytest.mark.parametrize(
+    ("tiers", "windows", "said"),
+    [
+        (KvTiersConfig(), (6,), ""),
+        (KvTiersConfig(host_memory_bytes=1000), (None,), ""),
+        (KvTiersConfig(host_memory_bytes=1000), (100,), ""),
+        (KvTiersConfig(host_memory_bytes=1000), (None, 6), "those with a sliding window keep all"),
+        (
+            KvTiersConfig(pause_policy=KvCachePausePolicy.OFFLOAD, onboard_blocks=False),
+            (None,),
+            "kv_cache_pause_policy, kv_cache_onboard_blocks: without effect",
+        ),
+        (
+            KvTiersConfig(host_memory_bytes=1000, disk_path="anywhere"),
+            (None,),
+            "kv_cache_disk_path: without effect, as no such KV tier is configured",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_said_in_a_line(
+    caplog: pytest.LogCaptureFixture,
+    tiers: KvTiersConfig,
+    windows: tuple[int | None, ...],
+    said: str,
+) -> None:
+    kv_cache = KvCacheConfig(tokens_per_block=TOKENS_PER_BLOCK, num_blocks=NUM_BLOCKS, tiers=tiers)
+    config = ExecutorConfig(max_seq_len=16, kv_cache_config=kv_cache)
+    Engine(ArithmeticRunner(windows=windows), config).close()
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == bool(said) and said in "".join(warnings)
+
+
+def test_tiers_without_reuse_are_refused() -> None:
+    with pytest.raises(ConfigError, match="need enable_kv_cache_reuse"):
+        KvCacheConfig(enable_block_reuse=False, tiers=KvTiersConfig(host_memory_bytes=1000))
+
+
 def test_a_host_tier_larger_than_memory_is_refused() -> None:
     with (
         pytest.raises(ConfigError, match="kv_cache_host_memory_bytes"),

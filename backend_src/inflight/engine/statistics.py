@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from inflight.api.executor_config import ExecutorConfig
+from inflight.api.executor_config import CapacitySchedulerPolicy, ExecutorConfig
 from inflight.api.stats import (
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
     RequestStats,
     RequestStatsPerIteration,
+    StaticBatchingStats,
 )
 from inflight.batch.llm_request import LlmRequest
 from inflight.batch.plan import ScheduledBatch
@@ -89,6 +90,7 @@ class StatsRecorder:
             num_generated_tokens=settled.num_generated,
             kv_cache_stats=kv_cache_stats,
             inflight_batching_stats=_batching(plan, len(paused), self._config),
+            static_batching_stats=_static_batching(plan, self._config),
         )
         self._num_new = self._num_completed = 0
         self._queue_seconds = 0.0
@@ -136,6 +138,19 @@ def _batching(
         row_fill=plan.num_chunks / config.max_batch_size,
         token_fill=plan.num_tokens / config.max_num_tokens,
         binding_limit=plan.binding_limit,
+    )
+
+
+def _static_batching(plan: ScheduledBatch, config: ExecutorConfig) -> StaticBatchingStats | None:
+    policy = config.scheduler_config.capacity_scheduler_policy
+    if policy is not CapacitySchedulerPolicy.STATIC_BATCH:
+        return None
+    return StaticBatchingStats(
+        num_scheduled_requests=plan.num_chunks,
+        num_context_requests=len(plan.context),
+        num_ctx_tokens=plan.num_context_tokens,
+        num_gen_tokens=len(plan.generation),
+        empty_gen_slots=config.max_batch_size - plan.num_chunks,
     )
 
 

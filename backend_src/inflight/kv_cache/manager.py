@@ -217,7 +217,7 @@ class KvCacheManager(PoolMatching):
             used_num_blocks=self._num_blocks - pool.num_free,
             tokens_per_block=self._tokens_per_block,
             alloc_total_blocks=pool.num_allocated,
-            alloc_new_blocks=pool.num_allocated - pool.num_evicted,
+            alloc_new_blocks=pool.num_allocated - pool.num_evicted - pool.num_taken_over,
             reused_blocks=self._num_reused,
             missed_blocks=self._num_missed,
             evicted_blocks=pool.num_evicted,
