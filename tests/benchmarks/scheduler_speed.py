@@ -40,10 +40,11 @@ class CountedCapacity:
     def pools(self) -> tuple[CountedCapacity]:
         return (self,)
 
-    def num_held_blocks(self, request_id: int) -> int:
+    def num_kept_blocks(self, request_id: int) -> int:
         return self._held.get(request_id, 0)
 
-    num_table_blocks = num_held_blocks
+    def num_new_blocks(self, request_id: int, end: int) -> int:
+        return -(-end // TOKENS_PER_BLOCK) - self._held.get(request_id, 0)
 
     def most_blocks(self, num_tokens: int, chunk: int) -> int:
         return most_blocks(num_tokens, None, chunk=chunk, tokens_per_block=TOKENS_PER_BLOCK)

@@ -156,6 +156,19 @@ def test_statistics_add_up() -> None:
     assert requests and requests[0].request_stats[0].stage == "CONTEXT_IN_PROGRESS"
 
 
+def test_a_static_batch_says_how_many_slots_stay_empty() -> None:
+    with make_executor(policy=CapacitySchedulerPolicy.STATIC_BATCH, max_num_tokens=32) as executor:
+        executor.generate([[1] * 20], max_tokens=3)
+        static = [s.to_json()["staticBatchingStats"] for s in executor.get_latest_iteration_stats()]
+    names = ("numScheduledRequests", "numContextRequests", "numCtxTokens", "numGenTokens")
+    assert [tuple(each[name] for name in names) for each in static] == [
+        (1, 1, 20, 0),
+        (1, 0, 0, 1),
+        (1, 0, 0, 1),
+    ]
+    assert {each["emptyGenSlots"] for each in static} == {8 - 1}
+
+
 def test_statistics_say_how_full_a_batch_is_and_what_would_fill_it() -> None:
     with make_executor(max_num_tokens=12) as executor:
         executor.generate([[1] * 20, [2, 3]], max_tokens=6)

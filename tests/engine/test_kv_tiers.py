@@ -17,13 +17,14 @@ from inflight.api import (
     KvCacheConfig,
     KvCachePausePolicy,
     KvTiersConfig,
-    Request,
 )
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor import Executor
+from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.tiers.cascade import Place
 from inflight.kv_cache.tiers.folder import FOLDER
+from inflight.kv_cache.tiers.storage import TierBlock
 from tests.engine.tiered_engine import (
     BLOCK_BYTES,
     MAX_TOKENS,
@@ -99,64 +100,6 @@ def test_damaged_blocks_are_computed_again(tmp_path: Path, damage: str) -> None:
         assert (tier(engine, "disk").bad_files > 0) == (damage != "delete")
 
 
-class SlowDisk:
-    """Stands in for ``DiskStorage.get``: nothing comes for as long as anybody waits."""
-
-    def __init__(self, engine: Engine) -> None:
-        assert engine.onboarder is not None and engine.onboarder.tiers.cascade.disk is not None
-        self.is_read = False
-        engine.onboarder.tiers.cascade.disk.get = self.get  # type: ignore[method-assign]
-
-    def get(self, key: object) -> None:
-        self.is_read = True
-        time.sleep(1.0)
-
-
-def test_a_slow_disk_holds_up_one_request_for_as_long_as_computing_takes(tmp_path: Path) -> None:
-    with engine_with(disk=tmp_path) as engine:
-        always_onboard(engine)
-        one_round(engine)
-        assert engine.onboarder is not None
-        cost = engine.onboarder.tiers.cost
-        for _ in range(50):
-            # The model computes 20 tokens in 0.1 s, and the disk seems to be much faster.
-            type(cost.context).observe(cost.context, 200, 1.0)
-            cost.bandwidth[Place.DISK].observe(10**9, 1.0)
-        disk = SlowDisk(engine)
-        ask(engine, [PROMPTS[0]])
-        assert disk.is_read and onboarding(engine).late_loads == 1
-        ask(engine, [PROMPTS[5]])
-
-
-def test_others_go_on_while_one_waits_for_the_disk(tmp_path: Path) -> None:
-    with engine_with(disk=tmp_path) as engine:
-        always_onboard(engine)
-        one_round(engine)
-        SlowDisk(engine)
-        waiting, running = engine.next_id(), engine.next_id()
-        engine.enqueue(waiting, Request(input_token_ids=tuple(PROMPTS[0]), max_tokens=1))
-        engine.enqueue(running, Request(input_token_ids=(7, 8, 9), max_tokens=2))
-        finished = []
-        while len(finished) < 2:
-            engine.loop.step()
-            finished += [response.request_id for response in engine.outbox.take(None, 0)]
-        assert finished == [running, waiting]
-
-
-def test_a_cancelled_request_does_not_wait_for_the_disk(tmp_path: Path) -> None:
-    with engine_with(disk=tmp_path) as engine:
-        always_onboard(engine)
-        one_round(engine)
-        SlowDisk(engine)
-        request_id = engine.next_id()
-        engine.enqueue(request_id, Request(input_token_ids=tuple(PROMPTS[0]), max_tokens=1))
-        engine.loop.step()
-        assert engine.onboarder is not None and engine.onboarder.tiers.is_loading
-        engine.inbox.cancel(request_id)
-        engine.loop.step()
-        assert not engine.loop.has_work and not engine.onboarder.tiers.is_loading
-
-
 def test_where_computing_is_faster_nothing_is_brought_back() -> None:
     with engine_with(host_blocks=100) as engine:
         one_round(engine)
@@ -198,6 +141,68 @@ def test_paused_requests_come_back_as_their_policy_says(pause_policy: KvCachePau
         assert pauses > 0, "the pool was meant to be too small"
         came_back = onboarded(engine, "host") > 0
         assert came_back == (pause_policy is not KvCachePausePolicy.RECOMPUTE)
+
+
+def test_a_paused_request_waits_for_the_disk_where_its_policy_says_offload(tmp_path: Path) -> None:
+    with engine_with(
+        disk=tmp_path,
+        policy=CapacitySchedulerPolicy.MAX_UTILIZATION,
+        pause_policy=KvCachePausePolicy.OFFLOAD,
+        num_blocks=30,
+    ) as engine:
+        assert engine.onboarder is not None
+        tiers = engine.onboarder.tiers
+        for _ in range(50):
+            tiers.cost.context.observe(10**6, 1.0)  # computing would be much faster
+        always_onboard(engine)  # and that stays so
+        disk = tiers.cascade.disk
+        assert disk is not None
+        get = disk.get
+
+        def slow_get(key: BlockKey) -> TierBlock | None:
+            time.sleep(0.002)
+            return get(key)
+
+        disk.get = slow_get  # type: ignore[method-assign]
+        ask(engine, [[1000 * n + i for i in range(8)] for n in range(1, 7)], max_tokens=80)
+        assert onboarding(engine).late_loads == 0 and onboarded(engine, "disk") > 0
+
+
+@pytest.mark.parametrize(
+    ("tiers", "windows", "said"),
+    [
+        (KvTiersConfig(), (6,), ""),
+        (KvTiersConfig(host_memory_bytes=1000), (None,), ""),
+        (KvTiersConfig(host_memory_bytes=1000), (100,), ""),
+        (KvTiersConfig(host_memory_bytes=1000), (None, 6), "those with a sliding window keep all"),
+        (
+            KvTiersConfig(pause_policy=KvCachePausePolicy.OFFLOAD, onboard_blocks=False),
+            (None,),
+            "kv_cache_pause_policy, kv_cache_onboard_blocks: without effect",
+        ),
+        (
+            KvTiersConfig(host_memory_bytes=1000, disk_path="anywhere"),
+            (None,),
+            "kv_cache_disk_path: without effect, as no such KV tier is configured",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_said_in_a_line(
+    caplog: pytest.LogCaptureFixture,
+    tiers: KvTiersConfig,
+    windows: tuple[int | None, ...],
+    said: str,
+) -> None:
+    kv_cache = KvCacheConfig(tokens_per_block=TOKENS_PER_BLOCK, num_blocks=NUM_BLOCKS, tiers=tiers)
+    config = ExecutorConfig(max_seq_len=16, kv_cache_config=kv_cache)
+    Engine(ArithmeticRunner(windows=windows), config).close()
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == bool(said) and said in "".join(warnings)
+
+
+def test_tiers_without_reuse_are_refused() -> None:
+    with pytest.raises(ConfigError, match="need enable_kv_cache_reuse"):
+        KvCacheConfig(enable_block_reuse=False, tiers=KvTiersConfig(host_memory_bytes=1000))
 
 
 def test_a_host_tier_larger_than_memory_is_refused() -> None:

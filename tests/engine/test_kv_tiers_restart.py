@@ -16,7 +16,7 @@ from inflight.api.kv import TokenRangeRetentionConfig
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor import Executor
-from inflight.kv_cache.tiers.block_file import BlockFiles
+from inflight.kv_cache.tiers.block_file import UNFINISHED_SUFFIX, BlockFiles
 from inflight.kv_cache.tiers.folder import FOLDER
 from inflight.kv_cache.tiers.storage import TierBlock
 from tests.engine.tiered_engine import (
@@ -133,6 +133,67 @@ def test_a_kill_while_the_pool_is_written_leaves_blocks_that_are_right(tmp_path:
         assert onboarded(engine, "disk") > 0 and tier(engine, "disk").bad_files == 0
 
 
+KILLED_WHILE_SERVING = """
+import os
+import sys
+import time
+from pathlib import Path
+from inflight.kv_cache.tiers import block_file
+from tests.engine.tiered_engine import PROMPTS, ask, engine_with
+write_all = block_file._write_all
+def slowly(descriptor, part):
+    time.sleep(0.01)
+    write_all(descriptor, part)
+block_file._write_all = slowly
+with engine_with(disk=Path(sys.argv[1]), persist=True) as engine:
+    print("serving", flush=True)
+    while True:
+        ask(engine, PROMPTS)
+"""
+
+
+def test_a_kill_while_evicted_blocks_are_written_leaves_blocks_that_are_right(
+    tmp_path: Path,
+) -> None:
+    """Each file takes four writes of 10 ms, so the kill falls into one."""
+    with run_in_another_process(KILLED_WHILE_SERVING, tmp_path) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"serving\n"
+        deadline = time.monotonic() + 20
+        while len(files_in(tmp_path)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.kill()
+    assert len(files_in(tmp_path)) >= 3
+    with engine_with(disk=tmp_path, persist=True) as engine:
+        always_onboard(engine)
+        assert list((tmp_path / FOLDER).glob(f"*{UNFINISHED_SUFFIX}")) == []
+        ask(engine, PROMPTS)
+        assert onboarded(engine, "disk") > 0 and tier(engine, "disk").bad_files == 0
+
+
+def test_a_disk_that_is_full_for_a_while_costs_blocks_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_write = BlockFiles.write
+
+    def write(files: BlockFiles, path: Path, block: TierBlock) -> None:
+        if len(files_in(tmp_path)) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole_write(files, path, block)
+
+    with engine_with(disk=tmp_path) as engine:
+        always_onboard(engine)
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockFiles, "write", write)
+            one_round(engine)
+            ask(engine, PROMPTS)
+            settle(engine)
+            assert len(files_in(tmp_path)) == 2 and tier(engine, "disk").io_errors > 0
+        before = onboarded(engine, "disk")
+        one_round(engine)
+        one_round(engine)
+        assert len(files_in(tmp_path)) > 2 and onboarded(engine, "disk") > before
+
+
 def test_a_disk_that_fills_up_at_the_end_leaves_blocks_that_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,7 +269,7 @@ def test_the_end_of_an_executor_keeps_the_pool(tmp_path: Path) -> None:
 def test_the_pool_of_an_engine_that_stopped_on_an_error_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop_at_the_next_look(kv: object) -> None:
+    def stop_at_the_next_look(kv: object, goes_on: object) -> None:
         raise RuntimeError("the books do not add up")
 
     with executor_with(tmp_path) as executor:

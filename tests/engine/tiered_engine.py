@@ -41,6 +41,7 @@ def engine_with(
     identity: str | None = "model",
     runner: ArithmeticRunner | None = None,
     num_blocks: int = NUM_BLOCKS,
+    max_batch_size: int = 8,
 ) -> Iterator[Engine]:
     tiers = KvTiersConfig(
         host_memory_bytes=host_blocks * BLOCK_BYTES,
@@ -51,7 +52,7 @@ def engine_with(
         onboard_blocks=onboard,
     )
     config = ExecutorConfig(
-        max_batch_size=8,
+        max_batch_size=max_batch_size,
         max_num_tokens=32,
         max_seq_len=4 * num_blocks,
         scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),

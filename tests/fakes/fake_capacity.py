@@ -61,11 +61,33 @@ class FakeCapacity:
 
     num_table_blocks = num_held_blocks
 
+    def num_kept_blocks(self, request_id: int) -> int:
+        return self.num_held_blocks(request_id) - self._writes_shared(request_id)
+
+    def num_new_blocks(self, request_id: int, end: int) -> int:
+        missing = -(-end // self.tokens_per_block) - self.num_held_blocks(request_id)
+        return missing + self._writes_shared(request_id)
+
+    def _writes_shared(self, request_id: int) -> bool:
+        """Whether others hold the block that it writes next."""
+        table = self._tables.get(request_id, [])
+        index = self._num_written.get(request_id, 0) // self.tokens_per_block
+        return index < len(table) and table[index].ref_count > 1
+
+    def fork(self, request_id: int, child_id: int) -> None:
+        """``child_id`` holds the same blocks; a shared one is copied by who writes it first."""
+        assert not self.windows
+        table = self._tables[request_id]
+        for block in table:
+            block.ref_count += 1
+        self._tables[child_id] = list(table)
+        self._num_written[child_id] = self._num_written[request_id]
+
     def most_blocks(self, num_tokens: int, chunk: int) -> int:
         return -(-num_tokens // self.tokens_per_block)
 
     def num_promisable_blocks(self, request_ids: Iterable[int]) -> int:
-        return self.num_free_blocks + sum(self.num_held_blocks(i) for i in request_ids)
+        return self.num_free_blocks + sum(self.num_kept_blocks(i) for i in request_ids)
 
     def num_releasable_blocks(self, request_id: int) -> int:
         return sum(block.ref_count == 1 for block in self._tables.get(request_id, ()))
@@ -114,6 +136,9 @@ class FakeCapacity:
     def reserve(self, extents: Sequence[tuple[int, int, npt.NDArray[np.int32]]]) -> None:
         """(request_id, start, tokens up to the end) each; pins all reused blocks, then takes new
         ones. AssertionError where the plan promised reuse or room that is not there."""
+        for request_id, _, _ in extents:
+            if self._writes_shared(request_id):
+                self._copy_shared(self._tables[request_id], self._num_written[request_id])
         for request_id, start, token_ids in extents:
             if request_id not in self._tables:
                 tokens = tuple(token_ids.tolist())
@@ -129,18 +154,23 @@ class FakeCapacity:
         for request_id, _, token_ids in extents:
             table = self._tables[request_id]
             while len(table) * self.tokens_per_block < len(token_ids):
-                assert self.num_free_blocks > 0, "the plan needs more blocks than are free"
-                self._evict_if_full()
-                table.append(_Block())
-                self._num_referenced += 1
+                table.append(self._take())
         for pool in self.windows:
             for request_id, start, token_ids in extents:
                 pool.reserve(request_id, start, len(token_ids))
 
-    def _evict_if_full(self) -> None:
+    def _copy_shared(self, table: list[_Block], num_written: int) -> None:
+        index = num_written // self.tokens_per_block
+        table[index].ref_count -= 1
+        table[index] = self._take()
+
+    def _take(self) -> _Block:
+        assert self.num_free_blocks > 0, "the plan needs more blocks than are free"
         cached = [prefix for prefix, block in self._reusable.items() if block.ref_count == 0]
         if len(cached) == self.num_free_blocks:
             del self._reusable[cached[0]]
+        self._num_referenced += 1
+        return _Block()
 
     def commit(self, request_id: int, token_ids: npt.NDArray[np.int32]) -> None:
         """``token_ids`` have their KV now: full blocks become reusable."""

@@ -29,7 +29,10 @@ class FakeWindowPool:
     def num_held_blocks(self, request_id: int) -> int:
         return len(self._held.get(request_id, ()))
 
-    num_releasable_blocks = num_held_blocks
+    num_releasable_blocks = num_kept_blocks = num_held_blocks
+
+    def num_new_blocks(self, request_id: int, end: int) -> int:
+        return -(-end // self._tokens_per_block) - self.num_table_blocks(request_id)
 
     def num_table_blocks(self, request_id: int) -> int:
         return -(-self._num_slots.get(request_id, 0) // self._tokens_per_block)

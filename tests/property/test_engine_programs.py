@@ -21,6 +21,7 @@ from inflight.api import (
     Request,
     SchedulerConfig,
 )
+from inflight.batch.llm_request import LlmRequest
 from inflight.engine.engine import Engine
 from inflight.errors import ForwardError, RequestFailedError
 from tests.fakes.arithmetic_runner import ArithmeticRunner, expected_tokens
@@ -73,6 +74,9 @@ class Machine:
         self.now = 1000.0
         self.fail_next = False
         self.asked: dict[int, Asked] = {}
+        self.seen: dict[int, LlmRequest] = {}
+        """Whoever was in the engine at the end of a step."""
+        self.num_recorded_pauses = 0
         config = ExecutorConfig(
             max_batch_size=4,
             max_num_tokens=12 if chunked else 80,
@@ -126,6 +130,11 @@ class Machine:
         started = self.engine.loop.book.started
         assert len(started) <= 4
         assert [r.rank for r in started] == sorted(r.rank for r in started)
+        self.seen |= {record.llm.request_id: record.llm for record in self.engine.loop.book}
+        self.num_recorded_pauses += sum(
+            each.inflight_batching_stats.num_paused_requests
+            for each in self.engine.stats.take_iterations()
+        )
         for response in self.engine.outbox.take(None, 0):
             asked = self.asked[response.request_id]
             if response.result is not None:
@@ -140,6 +149,13 @@ class Machine:
                 return
             self.step()
         raise AssertionError("requests are left that never end")
+
+    def check_pauses(self) -> None:
+        """All were recorded; the last ones with whatever is computed next."""
+        self.fail_next = False
+        self.enqueue(0, 1, 1, 0.5, None, None)
+        self.drain()
+        assert self.num_recorded_pauses == sum(llm.num_pauses for llm in self.seen.values())
 
     def check(self) -> None:
         for asked in self.asked.values():
@@ -197,6 +213,23 @@ def test_programs(
     machine = Machine(policy, chunking, chunked, host_blocks, windows)
     run(machine, program)
     machine.drain()
+    machine.check_pauses()
+    machine.check()
+
+
+def test_a_plan_that_only_pauses_and_one_that_fails_are_counted() -> None:
+    machine = Machine(
+        CapacitySchedulerPolicy.MAX_UTILIZATION,
+        ContextChunkingPolicy.FIRST_COME_FIRST_SERVED,
+        chunked=True,
+    )
+    outgrown = ("crowd", 6, 60)
+    run(machine, [outgrown, ("step", 12), ("enqueue", 1, 20, 20, 1.0, None, None), outgrown])
+    for _ in range(60):
+        run(machine, [("step", 3), ("fail",)])
+    machine.drain()
+    assert sum(llm.num_pauses for llm in machine.seen.values()) > 0
+    machine.check_pauses()
     machine.check()
 
 

@@ -6,10 +6,13 @@ prefixes and recomputes the sums from nothing each time.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import ceil
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inflight.api import CapacitySchedulerPolicy as Policy
 from inflight.batch import LlmRequest
@@ -24,6 +27,7 @@ from inflight.scheduler.capacity import (
 from tests.fakes.fake_capacity import FakeCapacity
 from tests.fakes.fake_window_pool import FakeWindowPool
 from tests.property.test_scheduler_programs import Load, arrive_and_cancel, engine_for, loads
+from tests.unit.scheduler.simulated_engine import SimulatedEngine, forked
 
 Decision = tuple[list[int], list[int], list[int], list[int]]
 """Ids of the started that may go on, of the admitted, of the deferred, and of the paused."""
@@ -59,7 +63,7 @@ class Books:
     def _has(self, request: LlmRequest) -> int:
         """Blocks a request need not take from the free ones."""
         if request.is_started:
-            return self.pool.num_held_blocks(request.request_id)
+            return self.pool.num_kept_blocks(request.request_id)
         if self.pool is not self.kv:
             return 0
         match = self.kv.match_prefix(request.request_id, request.token_ids)
@@ -75,7 +79,9 @@ class Books:
             position = request.context_position
             end = position + min(request.num_tokens - position, self.load.max_num_tokens)
             needed = ceil(end / self.load.tokens_per_block)
-            total += needed - self.pool.num_table_blocks(request.request_id)
+            held = self.pool.num_held_blocks(request.request_id)
+            num_copied = held - self.pool.num_kept_blocks(request.request_id)
+            total += needed - self.pool.num_table_blocks(request.request_id) + num_copied
         return total
 
     def near_future(self, group: Sequence[LlmRequest]) -> int:
@@ -234,4 +240,34 @@ def test_policies_decide_as_the_plain_rules_do(load: Load) -> None:
         plan = policy.schedule(engine.started, engine.waiting, engine.kv)
         expected = decide(oracle, list(engine.started), list(engine.waiting))
         assert decision_of(plan) == expected
+        engine.step()
+
+
+def fork_one(load: Load, engine: SimulatedEngine, choice: int, child_id: int) -> None:
+    """Of the generations that may have a child, if there are any and a slot is free."""
+    parents = [request for request in engine.started if request.in_generation]
+    if parents and len(engine.started) < load.max_batch_size:
+        parent = parents[choice % len(parents)]
+        engine.kv.fork(parent.request_id, child_id)
+        insort(engine.started, forked(parent, child_id), key=rank_key)
+
+
+@settings(max_examples=200, deadline=None)
+@given(loads(), st.dictionaries(st.integers(0, 40), st.integers(0, 5), max_size=8))
+def test_forks_are_charged_for_the_copies_of_what_they_share(
+    load: Load, forks: dict[int, int]
+) -> None:
+    """Only under MAX_UTILIZATION: a fork comes without asking whether it can run to completion."""
+    load = replace(load, policy=Policy.MAX_UTILIZATION, windows=[])
+    engine = engine_for(load)
+    policy = MaxUtilization(load.max_batch_size, load.max_num_tokens)
+    oracle = Oracle(load, engine.kv)
+    while engine.has_work or engine.iteration <= max(load.arrivals):
+        arrive_and_cancel(load, engine)
+        if engine.iteration in forks:
+            fork_one(load, engine, forks[engine.iteration], 100 + engine.iteration)
+        plan = policy.schedule(engine.started, engine.waiting, engine.kv)
+        assert decision_of(plan) == max_utilization(
+            oracle, list(engine.started), list(engine.waiting)
+        )
         engine.step()

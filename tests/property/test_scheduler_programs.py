@@ -114,7 +114,7 @@ def state_of(engine: SimulatedEngine) -> object:
     return (
         [repr(request) for request in requests],
         [request.token_ids.tolist() for request in requests],
-        [[pool.num_held_blocks(r.request_id) for r in requests] for pool in engine.kv.pools],
+        [[pool.num_kept_blocks(r.request_id) for r in requests] for pool in engine.kv.pools],
         [pool.num_free_blocks for pool in engine.kv.pools],
     )
 

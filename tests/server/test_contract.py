@@ -126,6 +126,23 @@ def test_counts(client: Client, door: str, reference: Reference) -> None:
     assert events[-1]["num_output_tokens"] == 0
 
 
+@pytest.mark.parametrize("model", ["ensemble", "ensemble_sync"])
+def test_retention_goes_through_the_ensembles(client: Client, model: str) -> None:
+    ask = {
+        "text_input": "The capital of France is",
+        "max_tokens": 3,
+        "retention_token_range_starts": [0],
+        "retention_token_range_ends": [4],
+    }
+    priorities = "retention_token_range_priorities"
+    said = client.refuse(model, **ask, **{priorities: [101]})
+    assert priorities in said and "101" in said
+    said = client.refuse(model, **ask, retention_decode_priority=101)
+    assert "retention_decode_priority" in said and "101" in said
+    kept = client.generate(model, **ask, **{priorities: [100]}, retention_decode_priority=0)
+    assert kept["text_output"] == client.generate(model, **ask)["text_output"]
+
+
 def test_seeds_and_their_alias(client: Client, door: str) -> None:
     ask = {
         "text_input": "My favourite food is",

@@ -124,7 +124,8 @@ class KvCacheConfig:
             )
         if self.tiers.exist and not self.enable_block_reuse:
             raise ConfigError(
-                "kv_cache_host_memory_bytes, kv_cache_disk_bytes: need enable_kv_cache_reuse"
+                "kv_cache_host_memory_bytes, kv_cache_disk_bytes: need enable_kv_cache_reuse, as "
+                "blocks come back only to be reused"
             )
 
 

@@ -155,6 +155,20 @@ class InflightBatchingStats(_Json):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StaticBatchingStats(_Json):
+    """What one iteration of a static batch computed."""
+
+    num_scheduled_requests: int
+    num_context_requests: int
+    num_ctx_tokens: int
+    num_gen_tokens: int
+    """One for each request that generates."""
+    empty_gen_slots: int
+    """``max_batch_size`` less the requests that were computed: nobody joins in their place before
+    the batch has drained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IterationStats(_Json):
     """One iteration; times are milliseconds unless the name says otherwise."""
 
@@ -189,6 +203,8 @@ class IterationStats(_Json):
     """Tokens sampled in this iteration."""
     kv_cache_stats: KvCacheStats
     inflight_batching_stats: InflightBatchingStats
+    static_batching_stats: StaticBatchingStats | None = None
+    """None but under STATIC_BATCH."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from inflight.api.config import InflightConfig
 from inflight.cli.option_groups import CostOptions, MemoryOptions
 from inflight.cli.sizing import (
+    block_sizes,
     calibration,
     executor_limits,
     free_after_weights,
     model_shape,
+    policies,
     tier_speeds,
 )
 from inflight.errors import ConfigError
@@ -61,6 +63,8 @@ def plan(config: InflightConfig, options: PlanOptions, say: Callable[[str], None
         traffic=traffic,
         concurrency=options.concurrency,
         tier_speeds=tier_speeds(options.memory, model, measured),
+        policies=policies(config),
+        block_sizes=block_sizes(config),
     )
     made = make_plan(question)
     if options.as_json:

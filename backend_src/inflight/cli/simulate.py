@@ -1,4 +1,4 @@
-"""``inflight simulate``: a trace under both capacity policies, without a model."""
+"""``inflight simulate``: a trace under the capacity policies, without a model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from inflight.cli.sizing import (
     calibration,
     executor_limits,
     model_shape,
+    policies,
     pool_blocks,
     tier_speeds,
 )
@@ -75,6 +76,7 @@ def simulate(config: InflightConfig, options: SimulateOptions, say: Callable[[st
         num_blocks=num_blocks,
         groups=layer_groups(model, limits),
         tier_speeds=tier_speeds(options.memory, model, measured),
+        policies=policies(config),
     )
     if options.png is not None:
         draw(outcomes, options.png)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from inflight.api import ExecutorConfig
+from inflight.api import CapacitySchedulerPolicy, ExecutorConfig
 from inflight.api.config import InflightConfig
 from inflight.checkpoint.files import read_json
 from inflight.cli.memory import available_memory, number_of_weights
@@ -15,9 +15,11 @@ from inflight.engine.pools import kv_pools, layer_groups
 from inflight.errors import ConfigError
 from inflight.executor.executor import SEQ_LEN_CEILING
 from inflight.simulator.calibration_file import Calibration, load_calibration, save_calibration
+from inflight.simulator.comparison import POLICIES
 from inflight.simulator.cost_model import derived_cost
 from inflight.simulator.example import EXAMPLE_COST
 from inflight.simulator.model_shape import EMBEDDED_MODEL, ModelShape
+from inflight.simulator.planner import BLOCK_SIZES
 from inflight.simulator.tiers import Bandwidth, TierSpeeds
 
 GIB = 1 << 30
@@ -49,6 +51,18 @@ def executor_limits(config: InflightConfig, model: ModelShape) -> ExecutorConfig
         config = config.model_copy(update={"kv_cache_disk_path": _NO_FOLDER})
     longest = min(model.max_position_embeddings, SEQ_LEN_CEILING)
     return config.executor_config(max_seq_len=config.max_seq_len or longest)
+
+
+def policies(config: InflightConfig) -> Sequence[CapacitySchedulerPolicy]:
+    """To compare: the one that is configured, else those that a server may well have."""
+    is_configured = "batch_scheduler_policy" in config.model_fields_set
+    return (config.batch_scheduler_policy,) if is_configured else POLICIES
+
+
+def block_sizes(config: InflightConfig) -> Sequence[int]:
+    """To try: the one that is configured, else what the kernels take."""
+    is_configured = "tokens_per_block" in config.model_fields_set
+    return (config.tokens_per_block,) if is_configured else BLOCK_SIZES
 
 
 def tier_speeds(options: MemoryOptions, model: ModelShape, calibration: Calibration) -> TierSpeeds:

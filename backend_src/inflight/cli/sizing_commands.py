@@ -47,7 +47,8 @@ def simulate(
     config_file: ConfigFile = None,
     config_values: dict[str, str],
 ) -> None:
-    """Replay a trace under both capacity policies, without a model: what would it be like?"""
+    """Replay a trace under both capacity policies, or the one that is configured, without a model:
+    what would it be like?"""
     from inflight.cli.simulate import SimulateOptions
     from inflight.cli.simulate import simulate as run
 

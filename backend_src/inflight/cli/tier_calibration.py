@@ -16,7 +16,7 @@ from inflight.errors import ConfigError
 from inflight.kv_cache.identity import BlockKey, block_key
 from inflight.kv_cache.tiers import DiskStorage, HostStorage
 from inflight.kv_cache.tiers.block_file import BlockFiles
-from inflight.kv_cache.tiers.onboarding import BlockMemory
+from inflight.kv_cache.tiers.moving import BlockMemory
 from inflight.kv_cache.tiers.storage import BlockContent, TierBlock, TierStorage
 from inflight.simulator.tiers import Bandwidth
 

@@ -73,9 +73,7 @@ class Engine:
         self._limits = EngineLimits.of(config, vocab_size=runner.spec.vocab_size, pools=pools)
         self.inbox, self.outbox = Inbox(), Outbox()
         self.stats = StatsRecorder(config)
-        tiers = make_tiers(
-            runner, config.kv_cache_config, model_identity=model_identity, clock=clock
-        )
+        tiers = make_tiers(runner, config, model_identity=model_identity, clock=clock)
         reporter = make_reporter(tiers, observers)
         self.kv = make_kv_cache(
             pools,

@@ -58,7 +58,13 @@ class Inbox:
             taken, self._cancelled = self._cancelled, set()
             return taken
 
-    def wait(self) -> None:
-        """Blocks until there is something to take or the inbox is closed."""
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing to take, and not closed."""
+        return not (self._new or self._cancelled or self._closed)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks until there is something to take or the inbox is closed, ``timeout`` seconds at
+        most (None: for ever). Whether it is so."""
         with self._condition:
-            self._condition.wait_for(lambda: self._new or self._cancelled or self._closed)
+            return self._condition.wait_for(lambda: not self.is_quiet, timeout)

@@ -57,6 +57,7 @@ class IterationLoop:
         plan = self._plan()
         if plan.is_empty:
             self._deliver(settled)
+            self.parts.stats.count_pauses(plan)
             self._check_liveness(plan)
             return False
         self._iteration += 1
@@ -111,9 +112,11 @@ class IterationLoop:
         if isinstance(computed.outcome, Exception):
             self._fail(computed.plan, computed.outcome)
             return None
-        self.parts.scheduler.observe(computed.plan, computed.ended - computed.began)
+        seconds = computed.ended - computed.began
+        # Moving KV blocks counts here: the streams wait for it, and the target is for their gaps.
+        self.parts.scheduler.observe(computed.plan, seconds)
         if self.parts.onboarder is not None:
-            self.parts.onboarder.observe(computed.plan, computed.ended - computed.began)
+            self.parts.onboarder.observe(computed.plan, seconds)
         num_generated = self._accept(computed, computed.outcome)
         return SettledIteration(computed.plan, num_generated, computed.began, computed.ended)
 
@@ -253,6 +256,7 @@ class IterationLoop:
             type(error).__name__,
             exc_info=error,
         )
+        self.parts.stats.count_pauses(plan)
         for chunk in plan.chunks:
             record = self.book.get(chunk.request.request_id)
             if record is None:

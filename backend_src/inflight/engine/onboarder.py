@@ -37,6 +37,8 @@ class Onboarder:
         self._reporter = reporter
         self._kv = kv
         self._max_batch_size = config.max_batch_size
+        self._moved_before = 0.0
+        """The tiers' ``moving_seconds`` when the last plan was begun."""
         self._least_measured = min(LEAST_MEASURED_TOKENS, config.max_num_tokens // 2)
 
     def ready_to_start(
@@ -51,30 +53,38 @@ class Onboarder:
         """
         if self._reporter is not None:
             self._reporter.catch_up()
+        self._moved_before = self.tiers.moving_seconds
         num_slots = self._max_batch_size - num_started
         room = self._kv.num_free_blocks
-        asked: list[int] = []
+        num_ready = 0
         held_back: set[int] = set()
         for llm in waiting:
             room -= -(-llm.num_tokens // self._kv.tokens_per_block)
-            if room < 0 or len(asked) - len(held_back) >= num_slots:
+            if room < 0 or num_ready >= num_slots:
                 break
-            asked.append(llm.request_id)
             paused = llm.num_pauses > 0
             if not self.tiers.prepare(self._kv, llm.request_id, llm.token_ids, paused=paused):
                 held_back.add(llm.request_id)
-        self.tiers.forget_all_but(asked)
+            else:
+                num_ready += 1
+        # Also those that were not asked: while others take the slots, a load goes on.
+        self.tiers.forget_all_but(llm.request_id for llm in waiting)
         if not held_back:
             return waiting
         return [llm for llm in waiting if llm.request_id not in held_back]
 
     def observe(self, plan: ScheduledBatch, seconds: float) -> None:
-        """Learns what computing context tokens takes from iterations that did little else, and
-        enough of it: the weights are read once however few tokens there are, and onboarding does
-        not save that."""
+        """``plan``: of the last ``ready_to_start``. ``seconds``: from that to its tokens.
+
+        Learns what computing context tokens takes from iterations that did little else, and enough
+        of it: the weights are read once however few tokens there are, and onboarding does not save
+        that. The blocks that were moved for it are no part of computing: the slower a tier is, the
+        slower computing would seem, and the more would be brought back.
+        """
         num_rows = plan.num_context_tokens + len(plan.generation)
         if plan.num_context_tokens >= max(self._least_measured, num_rows // 2):
-            self.tiers.cost.context.observe(num_rows, seconds)
+            moving = self.tiers.moving_seconds - self._moved_before
+            self.tiers.cost.context.observe(num_rows, seconds - moving)
 
     def add_to(self, stats: KvCacheStats) -> KvCacheStats:
         """The primary pool's statistics with those of the tiers. Safe from any thread."""

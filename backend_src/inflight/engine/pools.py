@@ -27,23 +27,27 @@ class LayeredModel(Protocol):
     def layer_groups(self) -> tuple[KvGroup, ...]: ...
 
 
+def outgrown_windows(model: LayeredModel, config: ExecutorConfig) -> tuple[KvGroup, ...]:
+    """The groups of layers with a window that a sequence may outgrow."""
+    return tuple(
+        group
+        for group in model.layer_groups
+        if group.window is not None and group.window < config.max_seq_len
+    )
+
+
 def layer_groups(model: LayeredModel, config: ExecutorConfig) -> tuple[KvGroup, ...]:
     """The groups of layers that get a pool each, at least one.
 
     A window that no sequence outgrows is none. With tiers below the pool all layers share one and
     keep everything: a block in a tier has the KV of all layers.
     """
-    tiers = config.kv_cache_config.tiers
-    has_tiers = bool(tiers.host_memory_bytes or tiers.disk_bytes)
-    short = [
-        group
-        for group in model.layer_groups
-        if group.window is not None and group.window < config.max_seq_len and not has_tiers
-    ]
+    has_tiers = config.kv_cache_config.tiers.exist
+    short = () if has_tiers else outgrown_windows(model, config)
     placed = {layer for group in short for layer in group.layers}
     others = tuple(layer for layer in range(model.num_layers) if layer not in placed)
     if not others:
-        return tuple(short)
+        return short
     other_bytes = model.kv_bytes_per_token - sum(group.bytes_per_token for group in short)
     return (KvGroup(None, others, other_bytes), *short)
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
-from inflight.api.executor_config import ExecutorConfig
+from inflight.api.executor_config import CapacitySchedulerPolicy, ExecutorConfig
 from inflight.api.stats import (
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
     RequestStats,
     RequestStatsPerIteration,
+    StaticBatchingStats,
 )
+from inflight.batch.llm_request import LlmRequest
 from inflight.batch.plan import ScheduledBatch
 from inflight.engine.book import RequestBook
 from inflight.engine.iteration import SettledIteration
@@ -36,6 +39,8 @@ class StatsRecorder:
         self._num_new = 0
         self._queue_seconds = 0.0
         self._num_completed = 0
+        self._paused: list[LlmRequest] = []
+        """In plans that have no record of their own, since the last record."""
         self._last_generation_end: float | None = None
         self._memory = (float("-inf"), 0)
 
@@ -50,6 +55,10 @@ class StatsRecorder:
     def count_completed(self) -> None:
         self._num_completed += 1
 
+    def count_pauses(self, plan: ScheduledBatch) -> None:
+        """``plan`` only pauses, or failed: its pauses go into the next record."""
+        self._paused += plan.paused
+
     def record(
         self,
         settled: SettledIteration,
@@ -60,6 +69,8 @@ class StatsRecorder:
         """One iteration. Requests and blocks are counted as they stand now, when the next one has
         been planned."""
         plan, ended = settled.plan, settled.ended
+        paused = [*self._paused, *plan.paused]
+        self._paused.clear()
         stats = IterationStats(
             timestamp=time.time(),
             iter=plan.iteration,
@@ -78,14 +89,15 @@ class StatsRecorder:
             cpu_mem_usage=self._resident(ended),
             num_generated_tokens=settled.num_generated,
             kv_cache_stats=kv_cache_stats,
-            inflight_batching_stats=_batching(plan, self._config),
+            inflight_batching_stats=_batching(plan, len(paused), self._config),
+            static_batching_stats=_static_batching(plan, self._config),
         )
         self._num_new = self._num_completed = 0
         self._queue_seconds = 0.0
         with self._lock:
             self._iterations.append(stats)
             if self._config.request_stats_max_iterations:
-                self._requests.append(_requests(plan, book, kv))
+                self._requests.append(_requests(plan, paused, book, kv))
 
     def take_iterations(self) -> list[IterationStats]:
         with self._lock:
@@ -113,12 +125,14 @@ class StatsRecorder:
         return size
 
 
-def _batching(plan: ScheduledBatch, config: ExecutorConfig) -> InflightBatchingStats:
+def _batching(
+    plan: ScheduledBatch, num_paused: int, config: ExecutorConfig
+) -> InflightBatchingStats:
     return InflightBatchingStats(
         num_scheduled_requests=plan.num_chunks,
         num_context_requests=len(plan.context),
         num_gen_requests=len(plan.generation),
-        num_paused_requests=len(plan.paused),
+        num_paused_requests=num_paused,
         num_ctx_tokens=plan.num_context_tokens,
         avg_num_decoded_tokens_per_iter=1.0 if plan.generation else 0.0,
         row_fill=plan.num_chunks / config.max_batch_size,
@@ -127,9 +141,24 @@ def _batching(plan: ScheduledBatch, config: ExecutorConfig) -> InflightBatchingS
     )
 
 
-def _requests(plan: ScheduledBatch, book: RequestBook, kv: KvCache) -> RequestStatsPerIteration:
+def _static_batching(plan: ScheduledBatch, config: ExecutorConfig) -> StaticBatchingStats | None:
+    policy = config.scheduler_config.capacity_scheduler_policy
+    if policy is not CapacitySchedulerPolicy.STATIC_BATCH:
+        return None
+    return StaticBatchingStats(
+        num_scheduled_requests=plan.num_chunks,
+        num_context_requests=len(plan.context),
+        num_ctx_tokens=plan.num_context_tokens,
+        num_gen_tokens=len(plan.generation),
+        empty_gen_slots=config.max_batch_size - plan.num_chunks,
+    )
+
+
+def _requests(
+    plan: ScheduledBatch, paused: Sequence[LlmRequest], book: RequestBook, kv: KvCache
+) -> RequestStatsPerIteration:
     scheduled = {chunk.request.request_id for chunk in plan.chunks}
-    paused = {request.request_id for request in plan.paused}
+    paused_ids = {request.request_id for request in paused}
     stats = []
     for record in book:
         llm = record.llm
@@ -142,7 +171,7 @@ def _requests(plan: ScheduledBatch, book: RequestBook, kv: KvCache) -> RequestSt
                 num_generated_tokens=llm.num_generated_tokens,
                 avg_num_decoded_tokens_per_iter=1.0 if llm.num_generated_tokens else 0.0,
                 scheduled=llm.request_id in scheduled,
-                paused=llm.request_id in paused,
+                paused=llm.request_id in paused_ids,
                 alloc_total_blocks_per_request=counts.alloc_total,
                 alloc_new_blocks_per_request=counts.alloc_new,
                 reused_blocks_per_request=counts.reused,

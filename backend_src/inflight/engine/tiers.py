@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from inflight.api.executor_config import KvCacheConfig, KvTiersConfig
+from inflight.api.executor_config import ExecutorConfig, KvCachePausePolicy, KvTiersConfig
+from inflight.engine.pools import outgrown_windows
 from inflight.errors import ConfigError
 from inflight.kv_cache import CacheObservers
 from inflight.kv_cache.tiers import (
@@ -27,19 +28,26 @@ logger = logging.getLogger(__name__)
 
 def make_tiers(
     runner: ModelRunner,
-    config: KvCacheConfig,
+    config: ExecutorConfig,
     *,
     model_identity: str | None,
     clock: Callable[[], float],
 ) -> KvTiers | None:
     """None where none is configured. ``runner`` has its KV cache; ``model_identity``: see Engine.
 
-    Raises ConfigError where the disk tier's folder cannot be used, or a tier holds no block.
+    Says in the log what is configured and has no effect. Raises ConfigError where the disk tier's
+    folder cannot be used, or a tier holds no block.
     """
-    tiers = config.tiers
+    tiers = config.kv_cache_config.tiers
+    _warn_of_unused(tiers)
     if not tiers.exist:
         return None
-    block_bytes = runner.spec.kv_bytes_per_token * config.tokens_per_block
+    if outgrown_windows(runner.spec, config):
+        logger.warning(
+            "KV tiers: all layers share one pool, so those with a sliding window keep all their KV"
+        )
+    tokens_per_block = config.kv_cache_config.tokens_per_block
+    block_bytes = runner.spec.kv_bytes_per_token * tokens_per_block
     check_sizes(tiers, block_bytes)
     disk = None
     if tiers.disk_bytes:
@@ -61,7 +69,7 @@ def make_tiers(
     return KvTiers(
         TierCascade(host, disk),
         runner,
-        OnboardCost(block_bytes, config.tokens_per_block),
+        OnboardCost(block_bytes, tokens_per_block),
         pause_policy=tiers.pause_policy,
         onboards=tiers.onboard_blocks,
         clock=clock,
@@ -73,6 +81,18 @@ def make_reporter(tiers: KvTiers | None, observers: CacheObservers) -> TierRepor
     if tiers is None or not (observers.host or observers.disk):
         return None
     return TierReporter(tiers.cascade, observers)
+
+
+def _warn_of_unused(tiers: KvTiersConfig) -> None:
+    has_policy = tiers.pause_policy is not KvCachePausePolicy.AUTO
+    unused = {
+        "kv_cache_disk_path": bool(tiers.disk_path) and not tiers.disk_bytes,
+        "kv_cache_pause_policy": has_policy and not tiers.exist,
+        "kv_cache_onboard_blocks": not tiers.onboard_blocks and not tiers.exist,
+    }
+    keys = [key for key, is_unused in unused.items() if is_unused]
+    if keys:
+        logger.warning("%s: without effect, as no such KV tier is configured", ", ".join(keys))
 
 
 def check_sizes(tiers: KvTiersConfig, block_bytes: int) -> None:

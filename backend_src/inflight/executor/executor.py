@@ -23,6 +23,7 @@ from inflight.api.stats import (
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError, RequestError, RequestFailedError, ShuttingDownError
 from inflight.executor.forward_thread import ForwardThread
+from inflight.executor.idleness import rest
 from inflight.executor.in_flight import InFlightClients
 from inflight.executor.offline import GenerationOutput, gather, make_requests
 from inflight.kv_cache import NO_OBSERVERS
@@ -242,8 +243,7 @@ class Executor:
             with self._forward_thread:
                 while not engine.inbox.is_closed:
                     if not engine.loop.has_work:
-                        engine.kv.check_integrity()
-                        engine.inbox.wait()
+                        rest(engine.inbox, engine.kv)
                     engine.loop.step()
             engine.loop.end_everyone(lambda: ShuttingDownError("the server is shutting down"))
         except BaseException as error:  # the engine's radius: everybody hears of it

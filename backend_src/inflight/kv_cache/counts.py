@@ -63,6 +63,18 @@ class PoolCounts:
         """Blocks that the request holds; 0 unless it is started."""
         return self._sequences[request_id].num_held_blocks
 
+    def num_kept_blocks(self, request_id: int) -> int:
+        """See ``scheduler.ports.PoolCapacity``."""
+        sequence = self._sequences[request_id]
+        return sequence.num_held_blocks - sequence.writes_shared
+
+    def num_new_blocks(self, request_id: int, end: int) -> int:
+        """Blocks that ``reserve`` takes from the free ones for a started request to write up to
+        token ``end`` (more than are written), if nobody else writes; O(1)."""
+        sequence = self._sequences[request_id]
+        missing = -(-end // self._tokens_per_block) - sequence.num_blocks
+        return missing + sequence.writes_shared
+
     def num_table_blocks(self, request_id: int) -> int:
         """Places of the request's table, those that its window has passed included."""
         return self._sequences[request_id].num_blocks
@@ -83,5 +95,5 @@ class PoolCounts:
         """See ``scheduler.ports.PoolCapacity``."""
         if self._window is not None:
             return self._num_blocks
-        sequences = self._sequences
-        return self._pool.num_free + sum(sequences[i].num_blocks for i in request_ids)
+        sequences = [self._sequences[i] for i in request_ids]
+        return self._pool.num_free + sum(s.num_blocks - s.writes_shared for s in sequences)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 from inflight.api.kv_pools import first_block_seen
 from inflight.kv_cache.block import Block
@@ -13,19 +14,32 @@ from inflight.kv_cache.radix_tree import Node, RadixTree, Root
 from inflight.kv_cache.sequence import KvSequence
 
 
-def find_faults(
-    pool: BlockPool,
-    tree: RadixTree,
-    prefixes: Prefixes,
-    sequences: Collection[KvSequence],
-    window: int | None,
-) -> Iterator[str]:
-    """One line for each thing that is wrong; reads only. ``window``: of the pool."""
-    yield from _reference_faults(pool, sequences)
-    yield from _free_faults(pool)
-    yield from _tree_faults(pool, tree)
-    yield from _sharing_faults(sequences)
+class PoolBooks(NamedTuple):
+    """All that is known of one pool."""
+
+    pool: BlockPool
+    tree: RadixTree
+    prefixes: Prefixes
+    sequences: Collection[KvSequence]
+    window: int | None
+
+
+def find_faults(books: PoolBooks, goes_on: Callable[[], bool]) -> Iterator[str]:
+    """One line for each thing that is wrong; reads only. Ends early where ``goes_on`` says False;
+    what it has found until then is wrong all the same."""
+    pool, tree, prefixes, sequences, window = books
+    for part in (
+        _reference_faults(pool, sequences),
+        _free_faults(pool),
+        _tree_faults(pool, tree, goes_on),
+        _sharing_faults(sequences),
+    ):
+        if not goes_on():
+            return
+        yield from part
     for sequence in sequences:
+        if not goes_on():
+            return
         yield from _sequence_faults(sequence)
         yield from _passed_faults(sequence, window)
         yield from _path_faults(sequence, prefixes)
@@ -71,13 +85,15 @@ def _free_faults(pool: BlockPool) -> Iterator[str]:
             yield f"block {block.block_id} is cached and no match finds it"
 
 
-def _tree_faults(pool: BlockPool, tree: RadixTree) -> Iterator[str]:
+def _tree_faults(pool: BlockPool, tree: RadixTree, goes_on: Callable[[], bool]) -> Iterator[str]:
     placed: Counter[Block] = Counter()
     for root in tree.roots:
         if tree.root(root.digest) is not root or not root.children:
             yield "a root without children, or filed wrongly"
         yield from _children_faults(root, tree)
     for node in tree:
+        if not goes_on():
+            return
         placed[node.block] += 1
         placed.update(node.copies)
         yield from _node_faults(node, tree)

@@ -17,7 +17,7 @@ from inflight.kv_cache.committing import BlockCommitter
 from inflight.kv_cache.extent import KvExtent
 from inflight.kv_cache.identity import BlockKey, PrefixIdentity
 from inflight.kv_cache.insertion import WriteBlocks, insert_cached
-from inflight.kv_cache.integrity import find_faults
+from inflight.kv_cache.integrity import PoolBooks, find_faults
 from inflight.kv_cache.matching import PoolMatching
 from inflight.kv_cache.observer import BlockObserver, ObservedPool
 from inflight.kv_cache.reservation import NO_COPIES, BlockCopies, Reservation
@@ -122,14 +122,6 @@ class KvCacheManager(PoolMatching):
         ]
         return insert_cached(self._pool, (root, nodes), keys, write) if keys else 0
 
-    def num_new_blocks(self, request_id: int, end: int) -> int:
-        """Blocks that ``reserve`` takes from the free ones for a started request to write up to
-        token ``end`` (more than are written), if nobody else writes; O(1)."""
-        sequence = self._sequences[request_id]
-        index = sequence.history_length // self._tokens_per_block
-        is_shared = index < sequence.num_blocks and sequence.blocks[index].ref_count > 1
-        return -(-end // self._tokens_per_block) - sequence.num_blocks + is_shared
-
     def reserve(self, extents: Iterable[KvExtent]) -> BlockCopies:
         """Makes every request hold slots for all tokens of its extent; all or nothing.
 
@@ -225,17 +217,19 @@ class KvCacheManager(PoolMatching):
             used_num_blocks=self._num_blocks - pool.num_free,
             tokens_per_block=self._tokens_per_block,
             alloc_total_blocks=pool.num_allocated,
-            alloc_new_blocks=pool.num_allocated - pool.num_evicted,
+            alloc_new_blocks=pool.num_allocated - pool.num_evicted - pool.num_taken_over,
             reused_blocks=self._num_reused,
             missed_blocks=self._num_missed,
             evicted_blocks=pool.num_evicted,
         )
 
-    def check_integrity(self) -> None:
-        """Counts everything again, O(num_blocks); raises IntegrityError that says what is wrong."""
-        faults = find_faults(
+    def check_integrity(self, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Counts everything again, O(num_blocks); raises IntegrityError that says what is wrong.
+        Leaves it at what it has counted once ``goes_on`` (asked often) says False."""
+        books = PoolBooks(
             self._pool, self._tree, self._prefixes, self._sequences.values(), self._window
         )
+        faults = find_faults(books, goes_on)
         reported = list(islice(faults, _MAX_REPORTED_FAULTS))
         if reported:
             raise IntegrityError("; ".join(reported))

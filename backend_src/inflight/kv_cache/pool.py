@@ -30,8 +30,10 @@ class BlockPool:
         """``observed_as``: what ``observers`` are told with each block."""
         self.blocks: Sequence[Block] = tuple(Block(block_id) for block_id in range(num_blocks))
         self.num_allocated = 0
-        """Blocks taken since the start; ``num_evicted`` of them were cached before."""
+        """Blocks taken since the start; ``num_evicted`` of them were cached before, and
+        ``num_taken_over`` kept what they held."""
         self.num_evicted = 0
+        self.num_taken_over = 0
         self._tree = tree
         self._observers = tuple(observers)
         self._observed_as = observed_as
@@ -73,6 +75,7 @@ class BlockPool:
         else:
             block = self._cached.take()
             self._give_up(block)
+            self.num_evicted += 1
         block.ref_count = 1
         self.num_allocated += 1
         return block
@@ -80,11 +83,12 @@ class BlockPool:
     def take_over(self, block: Block) -> None:
         """Makes a leaf that its new holder has referenced that holder's own: the tree forgets it.
 
-        Its slots keep their KV. It counts as allocated.
+        Its slots keep their KV: it counts as allocated, and as reused rather than evicted.
         """
         assert block.ref_count > 0
         self._give_up(block)
         self.num_allocated += 1
+        self.num_taken_over += 1
 
     def reference(self, block: Block) -> None:
         """One more holds this block, which the tree knows."""
@@ -188,7 +192,6 @@ class BlockPool:
         if isinstance(parent, Node) and not parent.children:
             self._cached.became_leaf(parent.block)
         block.node = None
-        self.num_evicted += 1
 
 
 def _node_before(node: Node) -> Node | None:

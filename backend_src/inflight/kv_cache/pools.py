@@ -164,10 +164,10 @@ class KvCachePools:
             evicted_blocks=total("evicted_blocks"),
         )
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, goes_on: Callable[[], bool] = lambda: True) -> None:
         """That of each pool, and that they agree; raises IntegrityError."""
         for pool in self._pools:
-            pool.check_integrity()
+            pool.check_integrity(goes_on)
         if len({tuple(pool.lengths()) for pool in self._pools}) > 1:
             raise IntegrityError("the pools differ in which requests are open, or how far they are")
 

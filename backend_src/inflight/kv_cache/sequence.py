@@ -211,6 +211,14 @@ class KvSequence:
         self._table[index] = block.block_id
         return old
 
+    @property
+    def writes_shared(self) -> bool:
+        """Others hold the block that is written next, so that it has to be copied first."""
+        if not self.is_forked:
+            return False
+        index = self.history_length // self.tokens_per_block
+        return index < self.num_blocks and self._blocks[index].ref_count > 1
+
     def fork(self, request_id: int) -> KvSequence:
         """A sequence of the same tokens in the same blocks, which are thereby held once more."""
         assert not self.has_pending_copy

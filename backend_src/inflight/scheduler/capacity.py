@@ -4,7 +4,8 @@ A policy reads the requests and the KV cache's counts, and changes neither. It k
 blocks of each pool, and a request fits where it fits into all of them. They start from the blocks
 that are free now:
 
-- A started request's blocks are held, so only what it needs beyond them is charged.
+- A started request's blocks are held, so only what it needs beyond them is charged. Where forks
+  share a block that they write next, each is charged a copy, though the last one needs none.
 - A queued request is charged all its blocks but those it would share with a started request
   (``PrefixMatch.num_referenced_blocks``). Its other reusable blocks count as free, so taking them
   costs as much as taking empty ones.
@@ -160,7 +161,7 @@ class MaxUtilization:
     def schedule(
         self, started: Sequence[LlmRequest], waiting: Iterable[LlmRequest], kv: KvCapacity
     ) -> CapacityPlan:
-        needs = [self._step_needs(started, pool, kv.tokens_per_block) for pool in kv.pools]
+        needs = [self._step_needs(started, pool) for pool in kv.pools]
         missing = [
             sum(of_pool) - pool.num_free_blocks
             for of_pool, pool in zip(needs, kv.pools, strict=True)
@@ -184,21 +185,18 @@ class MaxUtilization:
             entrants.add(request, match)
         return CapacityPlan(started, entrants.admitted, entrants.deferred)
 
-    def _step_needs(
-        self, started: Sequence[LlmRequest], pool: PoolCapacity, tokens_per_block: int
-    ) -> list[int]:
+    def _step_needs(self, started: Sequence[LlmRequest], pool: PoolCapacity) -> list[int]:
         """Blocks that the next step of each started request takes from the free ones."""
         # The rule for contexts holds for generations too; most are generations, and + 1 is faster.
-        limit, num_table_blocks = self._max_num_tokens, pool.num_table_blocks
+        limit, num_new_blocks = self._max_num_tokens, pool.num_new_blocks
         generation = RequestState.GENERATION_IN_PROGRESS
         return [
-            blocks_for(
+            num_new_blocks(
+                r.request_id,
                 r.context_position + 1
                 if r.state is generation
                 else min(r.num_tokens, r.context_position + limit),
-                tokens_per_block,
             )
-            - num_table_blocks(r.request_id)
             for r in started
         ]
 

@@ -20,13 +20,14 @@ class PoolCapacity(Protocol):
         """Blocks nobody references: empty ones and cached ones that may be evicted."""
         ...
 
-    def num_held_blocks(self, request_id: int) -> int:
-        """Blocks that the request holds; 0 while it is queued."""
+    def num_kept_blocks(self, request_id: int) -> int:
+        """Blocks that the request holds and goes on with: all but the one that it writes next where
+        others hold that too, as it gets a copy then. 0 while it is queued."""
         ...
 
-    def num_table_blocks(self, request_id: int) -> int:
-        """Blocks of all tokens that the request has slots for, whether it still holds them or
-        not; 0 while it is queued."""
+    def num_new_blocks(self, request_id: int, end: int) -> int:
+        """Blocks that a started request takes from the free ones to write up to token ``end``: for
+        slots that it has not, and for the copy of a block that others hold too."""
         ...
 
     def num_releasable_blocks(self, request_id: int) -> int:
@@ -42,7 +43,7 @@ class PoolCapacity(Protocol):
         """Blocks of which these, all the started requests, and any new ones can be promised
         ``most_blocks`` each.
 
-        Without a window: the free ones, and what each of these holds, a shared block once for each
+        Without a window: the free ones, and what each of these keeps, a shared block once for each
         holder, as none lets go of it before its end. With one: all. A shared block is given up by
         one holder while another goes on with it, so everybody has to find room for its own.
         """

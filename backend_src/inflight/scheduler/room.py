@@ -39,8 +39,8 @@ class Room:
         return min(self.left)
 
     def claims(self, started: Sequence[LlmRequest]) -> list[list[int]]:
-        """The charges less what is held."""
+        """The charges less what is kept."""
         return [
-            [n - pool.num_held_blocks(r.request_id) for n, r in zip(charged, started, strict=True)]
+            [n - pool.num_kept_blocks(r.request_id) for n, r in zip(charged, started, strict=True)]
             for pool, charged in zip(self._pools, self.charges, strict=True)
         ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from inflight.api import CapacitySchedulerPolicy
 from inflight.simulator.outcome import Outcome
-from inflight.simulator.planner import BLOCK_SIZES, LARGEST_FRACTION, Candidate, Plan
+from inflight.simulator.planner import LARGEST_FRACTION, Candidate, Plan
 
 _MIB = 1 << 20
 
@@ -15,7 +15,8 @@ _MIB = 1 << 20
 def config_values(plan: Plan) -> dict[str, str | int | float]:
     """The recommended configuration keys."""
     limits = plan.best.limits
-    return {
+    max_tokens = limits.kv_cache_config.max_tokens
+    values: dict[str, str | int | float] = {
         "batch_scheduler_policy": limits.scheduler_config.capacity_scheduler_policy.value,
         "max_batch_size": limits.max_batch_size,
         "max_num_tokens": limits.max_num_tokens,
@@ -23,6 +24,9 @@ def config_values(plan: Plan) -> dict[str, str | int | float]:
         "tokens_per_block": limits.kv_cache_config.tokens_per_block,
         "kv_cache_free_gpu_mem_fraction": plan.memory_fraction,
     }
+    if max_tokens is not None:
+        values["max_tokens_in_paged_kv_cache"] = max_tokens
+    return values
 
 
 def advice_lines(plan: Plan) -> Iterator[str]:
@@ -89,6 +93,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def _capacity_lines(plan: Plan) -> Iterator[str]:
     capacity, question = plan.capacity, plan.question
     tokens = capacity.num_blocks * capacity.tokens_per_block
+    has_bound = question.limits.kv_cache_config.max_tokens is not None
+    capped = ", within max_tokens_in_paged_kv_cache," if has_bound else ""
     yield (
         f"model: {question.model.num_weights / 1e6:.0f} M weights in "
         f"{question.model.weight_bytes / _MIB:.0f} MiB, "
@@ -96,8 +102,8 @@ def _capacity_lines(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"memory: {question.free_bytes / _MIB:.0f} MiB free after the weights; "
-        f"{LARGEST_FRACTION:.0%} of it hold {tokens} tokens in {capacity.num_blocks} blocks of "
-        f"{capacity.tokens_per_block}"
+        f"{question.largest_fraction:.0%} of it{capped} hold {tokens} tokens in "
+        f"{capacity.num_blocks} blocks of {capacity.tokens_per_block}"
     )
     yield (
         f"fits: {capacity.fit_typical} requests of typical length ({capacity.typical_tokens} "
@@ -118,6 +124,8 @@ def _candidate_line(candidate: Candidate, *, is_best: bool) -> str:
 
 def _policy_reason(plan: Plan) -> str:
     best = plan.best.outcome
+    if len(plan.question.policies) == 1:
+        return f"{best.policy.value}: as configured; no other was tried"
     others = [
         each.outcome
         for each in plan.candidates
@@ -139,9 +147,11 @@ def _policy_reason(plan: Plan) -> str:
 
 
 def _block_reason(plan: Plan) -> str:
-    best, usual = plan.best.outcome, BLOCK_SIZES[0]
+    best, (usual, *others) = plan.best.outcome, plan.question.block_sizes
     is_usual = best.tokens_per_block == usual
     compared = "no other size was clearly better" if is_usual else f"clearly better than {usual}"
+    if not others:
+        compared = "as configured; no other was tried"
     return (
         f"tokens_per_block {best.tokens_per_block}: {best.waste:.1%} of the held slots are empty, "
         f"{best.num_reused_tokens} context tokens were reused; {compared}"
@@ -163,6 +173,8 @@ def _memory_reason(plan: Plan) -> str:
     held = outcome.peak_kv_use * outcome.num_blocks * outcome.tokens_per_block
     size = held * plan.question.model.kv_bytes_per_token / _MIB
     key = f"kv_cache_free_gpu_mem_fraction {plan.memory_fraction}"
+    if plan.question.limits.kv_cache_config.free_memory_fraction is not None:
+        return f"{key}: as configured; at most {size:.0f} MiB were held"
     if plan.memory_fraction == LARGEST_FRACTION:
         return f"{key}: at most {size:.0f} MiB were held, and less memory would cost speed or waits"
     return (

@@ -35,8 +35,10 @@ def compare_policies(
     num_blocks: int,
     groups: Sequence[KvGroup] = (ALL_LAYERS,),
     tier_speeds: TierSpeeds | None = None,
+    policies: Sequence[CapacitySchedulerPolicy] = POLICIES,
 ) -> list[Outcome]:
-    """The outcome of each of POLICIES; where there are KV tiers, without them and then with them.
+    """The outcome of each of ``policies``; without KV tiers and then, where there are
+    any, with them.
 
     ``trace`` is in order of arrival; ``groups``, ``tier_speeds``: see Simulation.
     """
@@ -52,7 +54,7 @@ def compare_policies(
             groups=groups,
             tier_speeds=tier_speeds,
         ).run(OpenArrivals(trace))
-        for policy in POLICIES
+        for policy in policies
         for each in configs
     ]
 

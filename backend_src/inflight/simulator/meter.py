@@ -6,16 +6,24 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from inflight.api import ExecutorConfig
-from inflight.batch import LlmRequest
+from inflight.api.stats import BindingLimit
+from inflight.batch import LlmRequest, ScheduledBatch
 from inflight.kv_cache import KvCache
 from inflight.kv_cache.tiers import KvTiers
-from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator.outcome import Moment, Outcome, Percentiles
 
 _WASTE_PERIOD = 16
 """Iterations from one look at every held block to the next."""
 
 _MOST_MOMENTS = 2048
+
+_LIMIT_NAMES = {
+    BindingLimit.ROWS: "max_batch_size",
+    BindingLimit.TOKENS: "max_num_tokens",
+    BindingLimit.BLOCKS: "kv_cache",
+    BindingLimit.QUEUE: "nothing",
+}
+"""By what a user would configure."""
 
 
 class Meter:
@@ -35,9 +43,7 @@ class Meter:
         self._row_seconds = self._token_seconds = self._block_seconds = 0.0
         self._started_seconds = self._waiting_seconds = 0.0
         self._most_used = 0
-        self._bound_seconds = dict.fromkeys(
-            ("max_batch_size", "max_num_tokens", "kv_cache", "nothing"), 0.0
-        )
+        self._bound_seconds = dict.fromkeys(BindingLimit, 0.0)
         self._unfilled_slots = self._held_slots = 0
         self._last_token: dict[int, float] = {}
         self._first_tokens, self._gaps, self._latencies = array("d"), array("d"), array("d")
@@ -67,18 +73,17 @@ class Meter:
 
     def iteration(
         self,
-        shape: IterationShape,
-        num_rows: int,
+        plan: ScheduledBatch,
         started: Sequence[LlmRequest],
         num_waiting: int,
         now: float,
         seconds: float,
     ) -> None:
         """It ended at ``now`` and took so long; whoever has their last token is still there."""
-        num_tokens = shape.num_context_tokens + shape.num_generations
+        num_rows, num_tokens = plan.num_chunks, plan.num_tokens
         num_used = self._kv.num_blocks - self._kv.num_free_blocks
         self._num_iterations += 1
-        self._num_context += shape.num_context_tokens
+        self._num_context += plan.num_context_tokens
         self._computing_seconds += seconds
         self._row_seconds += num_rows * seconds
         self._token_seconds += num_tokens * seconds
@@ -86,7 +91,7 @@ class Meter:
         self._most_used = max(self._most_used, num_used)
         self._started_seconds += len(started) * seconds
         self._waiting_seconds += num_waiting * seconds
-        self._bound_seconds[self._limit(num_tokens, len(started), num_waiting)] += seconds
+        self._bound_seconds[plan.binding_limit] += seconds
         if self._num_iterations % _WASTE_PERIOD == 1:
             self._look_at_slots(started, num_used)
         fill = num_rows / self._config.max_batch_size
@@ -124,20 +129,14 @@ class Meter:
             num_onboarded_tokens={}
             if tiers is None
             else _onboarded(tiers, self._kv.tokens_per_block),
-            bound_by={name: part / seconds for name, part in self._bound_seconds.items()},
+            bound_by={
+                _LIMIT_NAMES[limit]: part / seconds for limit, part in self._bound_seconds.items()
+            },
             time_to_first_token=Percentiles.of(self._first_tokens),
             inter_token=Percentiles.of(self._gaps),
             latency=Percentiles.of(self._latencies),
             timeline=tuple(self._timeline.moments),
         )
-
-    def _limit(self, num_tokens: int, num_started: int, num_waiting: int) -> str:
-        """What kept work waiting in an iteration. A budget with less than a block left is full."""
-        if num_waiting and num_started >= self._config.max_batch_size:
-            return "max_batch_size"
-        if num_tokens > self._config.max_num_tokens - self._kv.tokens_per_block:
-            return "max_num_tokens"
-        return "kv_cache" if num_waiting else "nothing"
 
     def _tier_fill(self) -> Iterator[float]:
         """Of host memory and of the disk; 0 for one that is not there."""

@@ -21,12 +21,13 @@ from inflight.simulator.trace import TraceRequest
 from inflight.simulator.traffic import Traffic
 
 LARGEST_FRACTION = 0.9
-"""Of the memory that is free after the weights; the rest is for activations and the process."""
+"""Of the memory that is free after the weights, where none is configured; the rest is for
+activations and the process."""
 
 HEADROOM = 1.25
 """Recommended KV memory over the most that a simulation has held."""
 
-BLOCK_SIZES = (32, 16, 64)
+BLOCK_SIZES = (32, 16, 64, 128)
 """What the native kernels take; the first is preferred where nothing speaks against it."""
 
 NUM_REQUESTS, SEED = 240, 1
@@ -42,18 +43,27 @@ class Question:
     free_bytes: int
     """Memory that is left after the weights and the tier in host memory."""
     limits: ExecutorConfig
-    """What is configured; the search starts from it."""
+    """What is configured; the search starts from it, and keeps to its ``max_tokens`` and
+    ``free_memory_fraction`` where it has any."""
     cost: CostModel
     traffic: Traffic
     concurrency: int | None
     """Clients that each wait for their answer; None: requests come at the traffic's own rate."""
     tier_speeds: TierSpeeds | None = None
     """Needed where ``limits`` has KV tiers."""
+    policies: Sequence[CapacitySchedulerPolicy] = POLICIES
+    """What is tried, as ``block_sizes``; of either, the first stays where nothing is better."""
+    block_sizes: Sequence[int] = BLOCK_SIZES
+
+    @property
+    def largest_fraction(self) -> float:
+        """Of the free memory, for the KV cache."""
+        return self.limits.kv_cache_config.free_memory_fraction or LARGEST_FRACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """By arithmetic alone, at LARGEST_FRACTION of the free memory."""
+    """By arithmetic alone, at ``Question.largest_fraction`` of the free memory."""
 
     tokens_per_block: int
     num_blocks: int
@@ -106,8 +116,8 @@ def make_plan(question: Question) -> Plan:
     widest = _enough_rows(question, trace)
     candidates = [*widest]
     incumbent = widest[-1]
-    for policy in POLICIES:
-        for size in BLOCK_SIZES:
+    for policy in question.policies:
+        for size in question.block_sizes:
             limits = _with_block_size(with_policy(widest[-1].limits, policy), size)
             if limits == widest[-1].limits:
                 continue
@@ -137,7 +147,7 @@ def is_better(challenger: Outcome, incumbent: Outcome) -> bool:
 def capacity(question: Question, limits: ExecutorConfig) -> Capacity:
     """How many requests fit. Raises ConfigError where not even the longest request does."""
     size, traffic = limits.kv_cache_config.tokens_per_block, question.traffic
-    num_blocks = _num_blocks(question, limits, LARGEST_FRACTION)
+    num_blocks = _num_blocks(question, limits, question.largest_fraction)
     pools = _division(question, limits).pools(num_blocks)
     longest = limits.max_seq_len
     if num_blocks < 2 or num_fitting(pools, longest, size) < 1:
@@ -171,17 +181,18 @@ def _division(question: Question, limits: ExecutorConfig) -> PoolDivision:
 
 def _enough_rows(question: Question, trace: Sequence[TraceRequest]) -> list[Candidate]:
     """Twice as many rows, again and again, as long as rows bind and more of them help."""
-    limits = with_policy(question.limits, CapacitySchedulerPolicy.GUARANTEED_NO_EVICT)
-    limits = _with_block_size(limits, BLOCK_SIZES[0])
+    limits = with_policy(question.limits, question.policies[0])
+    limits = _with_block_size(limits, question.block_sizes[0])
     found = [_simulate(question, limits, trace)]
     while found[-1].outcome.bound_by["max_batch_size"] > 0.1:
         rows = 2 * limits.max_batch_size
+        least = rows + max(question.block_sizes)
         if rows > min(MOST_ROWS, capacity(question, limits).fit_typical):
             break
         limits = replace(
             limits,
             max_batch_size=rows,
-            max_num_tokens=max(limits.max_num_tokens, _power_of_two(rows + max(BLOCK_SIZES))),
+            max_num_tokens=max(limits.max_num_tokens, _power_of_two(least)),
         )
         wider = _simulate(question, limits, trace)
         if not is_better(wider.outcome, found[-1].outcome):
@@ -194,10 +205,11 @@ def _simulate(
     question: Question,
     limits: ExecutorConfig,
     trace: Sequence[TraceRequest],
-    fraction: float = LARGEST_FRACTION,
+    fraction: float | None = None,
 ) -> Candidate:
+    """``fraction``: of the free memory; None: the largest."""
     size = limits.kv_cache_config.tokens_per_block
-    num_blocks = _num_blocks(question, limits, fraction)
+    num_blocks = _num_blocks(question, limits, fraction or question.largest_fraction)
     # More than all of its requests could hold changes nothing and takes time to make.
     most = sum(-(-(each.input_length + each.output_length) // size) for each in trace)
     simulation = Simulation(
@@ -218,15 +230,21 @@ def _simulate(
 
 def _num_blocks(question: Question, limits: ExecutorConfig, fraction: float) -> int:
     """Of the first pool."""
-    return _division(question, limits).fitting(int(question.free_bytes * fraction))
+    fitting = _division(question, limits).fitting(int(question.free_bytes * fraction))
+    kv = limits.kv_cache_config
+    return fitting if kv.max_tokens is None else min(fitting, kv.max_tokens // kv.tokens_per_block)
 
 
 def _enough_memory(question: Question, best: Candidate, trace: Sequence[TraceRequest]) -> float:
-    """The smallest fraction, in steps of 0.05, with which a simulation is not clearly worse.
+    """The smallest fraction, in steps of 0.05, with which a simulation is not clearly worse; or the
+    one that is configured.
 
     It begins at what was held, with headroom: policies promise blocks beyond those that are held,
     which only a simulation shows.
     """
+    configured = question.limits.kv_cache_config.free_memory_fraction
+    if configured is not None:
+        return configured
     outcome = best.outcome
     per_token = _division(question, best.limits).bytes_per_token
     per_block = outcome.tokens_per_block * per_token

@@ -163,9 +163,7 @@ class Simulation:
             self._onboarder.observe(plan, seconds)
         ended = self._advance(plan)
         num_waiting = len(self._waiting) + len(self._arrived)
-        self._meter.iteration(
-            shape, plan.num_chunks, self._started, num_waiting, self._clock.now, seconds
-        )
+        self._meter.iteration(plan, self._started, num_waiting, self._clock.now, seconds)
         self._end(ended)
 
     def _ready_to_start(self) -> Collection[LlmRequest]:

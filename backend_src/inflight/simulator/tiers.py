@@ -132,6 +132,9 @@ class SimulatedDisk(HostStorage):
         """Nothing outlives a simulation."""
         return 0
 
+    def abandon(self) -> None:
+        """Nothing hangs in a simulation."""
+
 
 class SimulatedWriter:
     """A BlockWriter: what was offered is on disk when the disk has had time for it."""

@@ -28,7 +28,7 @@ ITERATION_NAMES = _names(
     numActiveRequests numQueuedRequests numCompletedRequests maxNumActiveRequests
     maxBatchSizeStatic maxBatchSizeTunerRecommended maxBatchSizeRuntime maxNumTokensStatic
     maxNumTokensTunerRecommended maxNumTokensRuntime gpuMemUsage cpuMemUsage pinnedMemUsage
-    kvCacheStats inflightBatchingStats"""
+    kvCacheStats inflightBatchingStats staticBatchingStats"""
 )
 KV_NAMES = _names(
     """maxNumBlocks freeNumBlocks usedNumBlocks tokensPerBlock allocTotalBlocks allocNewBlocks

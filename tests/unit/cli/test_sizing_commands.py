@@ -87,6 +87,11 @@ def test_the_pool_comes_from_memory_as_the_engine_counts_it(files: Path) -> None
     assert answer(*SIMULATE, "--memory", "1", *tokens)["num_blocks"] == 20
 
 
+def test_only_the_policy_that_is_configured_is_simulated(files: Path) -> None:
+    only = ("--num-blocks", "50", "--batch-scheduler-policy", "static_batch")
+    assert list(answer(*SIMULATE, *only)["policies"]) == ["static_batch"]
+
+
 def test_the_example_says_how_fast_it_ran(files: Path) -> None:
     facts = answer("simulate", "--example", "--requests", "30")
     assert facts["num_requests"] == 30
@@ -195,6 +200,46 @@ def test_a_plan_as_json_and_its_lines_are_a_configuration(
     lines = "".join(f"{key}: {value}\n" for key, value in facts["configuration"].items())
     (files / "plan.yaml").write_text(lines)
     assert run("config", "--config", "plan.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "tried"),
+    [
+        ("--tokens-per-block", "16", {16}),
+        ("--batch-scheduler-policy", "static_batch", {"static_batch"}),
+        ("--max-tokens-in-paged-kv-cache", "4000", {125, 250, 62, 31}),
+        ("--kv-cache-free-gpu-mem-fraction", "0.5", {0.5}),
+    ],
+)
+def test_a_plan_keeps_to_what_is_configured(
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    value: str,
+    tried: set[int | float | str],
+) -> None:
+    monkeypatch.setattr(planner, "NUM_REQUESTS", 80)
+    facts = answer(*PLAN, "--rate", "1000", "--max-seq-len", "512", option, value)
+    key = option.removeprefix("--").replace("-", "_")
+    assert str(facts["configuration"][key]) == value
+    seen = {
+        "tokens_per_block": {each["tokens_per_block"] for each in facts["candidates"]},
+        "batch_scheduler_policy": {each["policy"] for each in facts["candidates"]},
+        "max_tokens_in_paged_kv_cache": {each["num_blocks"] for each in facts["candidates"]},
+        "kv_cache_free_gpu_mem_fraction": {facts["configuration"][key]},
+    }
+    assert seen[key] == tried
+    if key != "max_tokens_in_paged_kv_cache":
+        assert any("as configured" in reason for reason in facts["reasons"])
+
+
+def test_half_the_memory_holds_half_the_blocks(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "NUM_REQUESTS", 30)
+    fraction = ("--rate", "1", "--kv-cache-free-gpu-mem-fraction")
+    half, whole = (answer(*PLAN, *fraction, each)["capacity"] for each in ("0.45", "0.9"))
+    assert half["num_blocks"] == whole["num_blocks"] // 2
 
 
 def test_a_plan_with_tiers_says_what_came_back(

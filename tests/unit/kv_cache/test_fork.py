@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inflight.api import KvCacheConfig
 from inflight.errors import OutOfBlocksError
-from inflight.kv_cache import KvCacheManager
+from inflight.kv_cache import KvCacheManager, KvExtent
+from inflight.scheduler.capacity import MaxUtilization
 from tests.unit.kv_cache.helpers import counts, extent, make_kv_cache, run, table, tokens
 from tests.unit.kv_cache.test_partial_reuse import pairs
+from tests.unit.scheduler.simulated_engine import forked, make_request
 
 
 def grown(ids: np.ndarray, *more: int) -> np.ndarray:
@@ -124,3 +127,21 @@ def test_a_fork_in_the_middle_of_an_iteration_is_our_own_bug() -> None:
     kv.reserve([extent(1, tokens(10))])
     with pytest.raises(AssertionError, match="middle of an iteration"):
         kv.fork(1, [2])
+
+
+def test_the_scheduler_pauses_a_fork_where_there_is_no_block_for_its_copy() -> None:
+    kv = KvCacheManager(1, KvCacheConfig(tokens_per_block=4))
+    parent = make_request(1, 2, max_tokens=2)
+    prompt = KvExtent(1, 0, parent.token_ids)
+    kv.open(1)
+    kv.reserve([prompt])
+    kv.commit([prompt])
+    parent.advance(0, 2)
+    parent.append(7)
+    kv.fork(1, [2])
+    plan = MaxUtilization(4, 16).schedule([parent, forked(parent, 2)], [], kv)
+    assert [r.request_id for r in plan.started] == [1]
+    assert [r.request_id for r in plan.paused] == [2]
+    kv.release(2)
+    kv.reserve([KvExtent(1, 2, parent.token_ids)])
+    kv.check_integrity()

@@ -66,6 +66,24 @@ def start(request: LlmRequest, kv: FakeCapacity, num_computed: int) -> LlmReques
     return request
 
 
+def forked(request: LlmRequest, child_id: int) -> LlmRequest:
+    """One that has generated what ``request``, in its generation phase, has."""
+    tokens, prompt_length = request.token_ids.tolist(), request.prompt_length
+    child = make_request(
+        child_id,
+        tokens[:prompt_length],
+        request.request.max_tokens,
+        priority=request.request.priority,
+        arrival_time=request.arrival_time,
+    )
+    child.advance(0, prompt_length)
+    for position, token in enumerate(tokens[prompt_length:], prompt_length):
+        if position > prompt_length:
+            child.advance(position - 1, 1)
+        child.append(token)
+    return child
+
+
 class SimulatedEngine:
     def __init__(self, scheduler: Scheduler, kv: FakeCapacity) -> None:
         self.scheduler = scheduler

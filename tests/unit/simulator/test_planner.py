@@ -89,7 +89,7 @@ def simulated(made: Plan) -> set[tuple[str, int]]:
 
 def test_light_traffic_gets_the_defaults_and_little_memory() -> None:
     made = make_plan(ask(20_000, rate=0.2))
-    assert len(simulated(made)) == 6
+    assert len(simulated(made)) == 8
     assert config_values(made) == {
         "batch_scheduler_policy": "guaranteed_no_evict",
         "max_batch_size": 8,

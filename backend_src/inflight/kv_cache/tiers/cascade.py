@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import chain
+from threading import Thread
 
 from inflight.kv_cache.identity import BlockKey
 from inflight.kv_cache.retention import Retention
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 WRITE_QUEUE_BYTES = 64 << 20
 """Blocks on their way to the disk: about a tenth of a second of a disk that writes 500 MB/s."""
-_LOADER_TIMEOUT = 1.0
+_LOADER_TIMEOUT = _ABANDON_TIMEOUT = 1.0
 
 
 class Place(Enum):
@@ -151,12 +152,21 @@ class TierCascade:
             return
         unwritten = self._writer.close(timeout)
         if unwritten is None:
-            return  # a disk that hangs: the folder is given back when the process ends
+            self._abandon(self.disk)
+            return
         in_memory = () if self.host is None else self.host.most_valuable_first()
         below = map(_lazy, chain(in_memory, reversed(unwritten)))
         num_kept = self.disk.close(chain(cached, below), deadline)
         if num_kept:
             logger.info("KV tiers: %d blocks that were in memory stay on disk", num_kept)
+
+    def _abandon(self, disk: SlowStorage) -> None:
+        """A disk that hangs may hang here too, and nobody waits for that."""
+        thread = Thread(target=disk.abandon, name="inflight-kv-abandon", daemon=True)
+        thread.start()
+        thread.join(_ABANDON_TIMEOUT)
+        if thread.is_alive():
+            logger.error("KV tiers: the disk hangs; the next start deletes the blocks on it")
 
 
 def _lazy(block: TierBlock) -> LazyBlock:

@@ -61,7 +61,8 @@ class DiskStorage:
         """Blocks whose files do not say what counts for them now, and when they were used last, in
         nanoseconds of ``time.time_ns``."""
         self._lock = threading.Lock()
-        self.on_lost: Callable[[bytes], None] = _ignore
+        self._is_abandoned = False
+        self.on_lost: Callable[[bytes], None] = lambda digest: None
         """Called on any thread with the digest of a block that is not here any more."""
         self.written_bytes = 0
         """Of KV, since the start."""
@@ -141,6 +142,8 @@ class DiskStorage:
             self._forget(digest)
             self._unfinished = None
             return
+        if self._is_abandoned and not self._keeps_files:
+            self._delete(digest)
         with self._lock:
             self._unfinished = None
             self.written_bytes += block.content.nbytes
@@ -180,10 +183,20 @@ class DiskStorage:
             num_kept = self._keep(blocks, deadline)
             self._write_changes(deadline)
         else:
-            for entry in list(self._index):
-                self._delete(entry.digest)
+            self._delete_all()
         os.close(self._lock_file)
         return num_kept
+
+    def abandon(self) -> None:
+        """As ``close``, but that the folder is given back by the end of the process."""
+        self._is_abandoned = True
+        if not self._keeps_files:
+            self._delete_all()
+
+    def _delete_all(self) -> None:
+        """What is written and what is being written; users' text is in either."""
+        for path in filter(is_block_file, self._folder.iterdir()):
+            self._unlink(path)
 
     def _keep(self, blocks: Iterable[LazyBlock], deadline: float) -> int:
         num_kept, now = 0, time.time_ns()
@@ -273,8 +286,11 @@ class DiskStorage:
         return self._folder / (digest.hex() + SUFFIX)
 
     def _delete(self, digest: bytes) -> None:
+        self._unlink(self._path(digest))
+
+    def _unlink(self, path: Path) -> None:
         try:
-            self._path(digest).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         except OSError as error:
             self._count_io_error("deleted", error)
 
@@ -289,10 +305,6 @@ class DiskStorage:
             self.num_bad_files += 1
             number = self.num_bad_files
         _warn(number, f"a KV block on disk is not used: {fault}")
-
-
-def _ignore(digest: bytes) -> None:
-    """Nobody asked."""
 
 
 def _warn(number: int, what: str) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,8 @@ from inflight.kv_cache.observer import ObservedBlock
 from inflight.kv_cache.tiers.cascade import Place, TierCascade
 from inflight.kv_cache.tiers.cost import OnboardCost
 from inflight.kv_cache.tiers.loading import Load
-from inflight.kv_cache.tiers.storage import BlockContent, LazyBlock, TierBlock
+from inflight.kv_cache.tiers.moving import BlockMemory, BlockMover, NotWrittenError
+from inflight.kv_cache.tiers.storage import LazyBlock, TierBlock
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +27,6 @@ MAX_LOADS = 4
 """Requests that wait for the disk at once; it reads for one after the other."""
 LONGEST_UNMEASURED_LOAD = 1.0
 """Seconds that a request waits for the disk while nobody knows what computing would take."""
-
-
-class BlockMemory(Protocol):
-    """The part of ``ModelRunner`` that moves blocks."""
-
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]: ...
-
-    def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
-    ) -> None: ...
 
 
 class KvTiers:
@@ -60,7 +50,7 @@ class KvTiers:
         """``onboards`` False: blocks are offloaded and never brought back."""
         self.cascade = cascade
         self.cost = cost
-        self._memory = memory
+        self._mover = BlockMover(memory, clock)
         self._pause_policy = pause_policy
         self._onboards = onboards
         self._clock = clock
@@ -73,6 +63,12 @@ class KvTiers:
         self._num_recomputed = 0
         self._num_late_loads = 0
 
+    @property
+    def moving_seconds(self) -> float:
+        """Clock seconds that blocks took on their way out of the primary pool and into it, since
+        the start. It is the engine thread's time."""
+        return self._mover.seconds
+
     # Down.
 
     def stored(self, block: ObservedBlock) -> None:
@@ -82,7 +78,7 @@ class KvTiers:
         if self.cascade.place_of(block.key) is not None:
             self.cascade.renew(block.key, block.retention)
             return
-        content = self._read(block.block_id)
+        content = self._mover.read(block.block_id)
         if content is not None:
             self._num_offloaded += 1
             self.cascade.put(TierBlock(block.key, content, block.retention))
@@ -93,19 +89,10 @@ class KvTiers:
         cached: Iterator[LazyBlock] = iter(())
         if kv is not None:
             cached = (
-                LazyBlock(key, retention, partial(self._read, block_id))
+                LazyBlock(key, retention, partial(self._mover.read, block_id))
                 for block_id, key, retention in kv.cached_blocks()
             )
         self.cascade.close(timeout, cached)
-
-    def _read(self, block_id: int) -> BlockContent | None:
-        """None: the runner did not give it, and the block is lost, which is no reason to stop."""
-        try:
-            contents = self._memory.read_blocks(np.array([block_id], dtype=np.int32))
-            return cast(BlockContent, contents[0])
-        except Exception as error:
-            logger.error("a KV block was not read: %s", type(error).__name__, exc_info=error)
-            return None
 
     # Back.
 
@@ -114,8 +101,11 @@ class KvTiers:
         return bool(self._loads)
 
     def wait(self, timeout: float) -> None:
-        """Until a request's blocks are there, ``timeout`` seconds at most."""
-        self.cascade.wait_for_any(list(self._loads.values()), timeout)
+        """Until further blocks of a request are there, ``timeout`` seconds at most."""
+        # One that is done may belong to a request for which there is no room yet.
+        unfinished = [load for load in self._loads.values() if not load.is_done]
+        if unfinished:
+            self.cascade.wait_for_any(unfinished, timeout)
 
     def prepare(
         self, kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32], *, paused: bool
@@ -126,8 +116,13 @@ class KvTiers:
         """
         if not self._onboards or request_id in self._given_up:
             return True
-        if request_id in self._loads:
-            return self._finish_load(kv, request_id, token_ids)
+        load = self._loads.get(request_id)
+        if load is not None:
+            if load.is_done:
+                self._finish_load(kv, request_id, token_ids)
+                return True
+            must_wait = paused and self._pause_policy is KvCachePausePolicy.OFFLOAD
+            return not must_wait and self._is_too_late(request_id, load)
         keys, places = self._found(kv.missing_blocks(request_id, token_ids))
         if not keys:
             return True
@@ -145,11 +140,15 @@ class KvTiers:
             self._loads[request_id] = self.cascade.load(keys[num_near:number], self._clock())
         return False
 
-    def forget_all_but(self, request_ids: Collection[int]) -> None:
-        """Requests that are not among these wait no more: they have started, or ended."""
-        for request_id in self._loads.keys() - set(request_ids):
+    def forget_all_but(self, request_ids: Iterable[int]) -> None:
+        """``request_ids``: all that are queued. Others wait no more: they have started, or ended.
+        Reads them only where there is something to forget."""
+        if not self._loads and not self._given_up:
+            return
+        queued = set(request_ids)
+        for request_id in self._loads.keys() - queued:
             self._loads.pop(request_id).is_cancelled = True
-        self._given_up.intersection_update(request_ids)
+        self._given_up &= queued
 
     def _found(self, missing: Sequence[BlockKey]) -> tuple[list[BlockKey], list[Place]]:
         """The first of the missing blocks, as far as a tier has all of them."""
@@ -185,11 +184,8 @@ class KvTiers:
 
     def _finish_load(
         self, kv: KvCacheManager, request_id: int, token_ids: npt.NDArray[np.int32]
-    ) -> bool:
-        load = self._loads[request_id]
-        if not load.is_done:
-            return self._is_too_late(request_id, load)
-        del self._loads[request_id]
+    ) -> None:
+        load = self._loads.pop(request_id)
         self._given_up.add(request_id)  # what is there by now is all that it waits for
         missing = kv.missing_blocks(request_id, token_ids)
         # Another request may have computed the first ones meanwhile; then they are not missing.
@@ -200,7 +196,6 @@ class KvTiers:
         self._onboard(kv, request_id, token_ids, Place.DISK, load.blocks[first:])
         for block in load.blocks:
             self.cascade.put(block)
-        return True
 
     def _is_too_late(self, request_id: int, load: Load) -> bool:
         """A request waits no longer than computing the tokens would take."""
@@ -227,19 +222,12 @@ class KvTiers:
         the cost of host memory."""
         if not blocks:
             return
-
-        def write(block_ids: npt.NDArray[np.int32]) -> None:
-            try:
-                for at in range(len(block_ids)):
-                    self._memory.write_blocks(block_ids[at : at + 1], blocks[at].content[None])
-            except Exception as error:
-                raise _NotWrittenError from error
-
         began = self._clock()
         retentions = [block.retention.used(began) for block in blocks]
+        write = partial(self._mover.write, blocks=blocks)
         try:
             number = kv.onboard(request_id, token_ids, retentions, write)
-        except _NotWrittenError as error:
+        except NotWrittenError as error:
             logger.error("KV blocks were not onboarded", exc_info=error.__cause__)
             self._given_up.add(request_id)
             return
@@ -287,10 +275,6 @@ class KvTiers:
             disk_bytes_per_second=bandwidth[Place.DISK].per_second,
             context_tokens_per_second=self.cost.context.per_second,
         )
-
-
-class _NotWrittenError(Exception):
-    """The runner did not take blocks. Nothing of them is in the cache."""
 
 
 def _num_bytes(blocks: Sequence[TierBlock]) -> int:

@@ -90,3 +90,8 @@ class SlowStorage(TierStorage, Protocol):
         """The end; where it outlives the process, ``blocks`` are left to the next one, the most
         valuable first, until ``deadline`` (of ``time.monotonic``). Returns how many are."""
         ...
+
+    def abandon(self) -> None:
+        """Instead of ``close``, while the writer hangs: what must not outlive the process is
+        deleted, also what is being written. May hang as the writer does."""
+        ...

@@ -124,6 +124,22 @@ def test_a_disk_alone_takes_evicted_blocks_directly(tmp_path: Path) -> None:
     assert block_files(tmp_path) == []
 
 
+def test_a_disk_that_hangs_keeps_no_users_text(files: SlowFiles, tmp_path: Path) -> None:
+    """One block is written, and the next one while the cascade is closed."""
+    cascade = TierCascade(None, disk_storage(tmp_path, files=files, keeps_files=False))
+    files.may_write.set()
+    cascade.put(tier_block(1))
+    assert cascade.wait_until_written(5.0)
+    files.may_write.clear()
+    cascade.put(tier_block(2))
+    assert len(block_files(tmp_path)) == 1
+    cascade.close(0.05)
+    assert block_files(tmp_path) == []
+    files.may_write.set()
+    assert cascade.wait_until_written(5.0)
+    assert block_files(tmp_path) == []
+
+
 def test_host_memory_alone_gives_up_for_good() -> None:
     cascade = TierCascade(HostStorage(BLOCK_BYTES), None)
     cascade.put(tier_block(1))
