@@ -195,8 +195,11 @@ class DiskStorage:
 
     def _delete_all(self) -> None:
         """What is written and what is being written; users' text is in either."""
-        for path in filter(is_block_file, self._folder.iterdir()):
-            self._unlink(path)
+        try:
+            for path in filter(is_block_file, self._folder.iterdir()):
+                self._unlink(path)
+        except OSError as error:
+            self._count_io_error("deleted", error)
 
     def _keep(self, blocks: Iterable[LazyBlock], deadline: float) -> int:
         num_kept, now = 0, time.time_ns()
