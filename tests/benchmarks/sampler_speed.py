@@ -92,7 +92,7 @@ def main() -> None:
     size, library = arguments.vocab_size, load_native("")
     kernels: list[SamplingKernels] = [NumpySampling(size)]
     if library is not None:
-        kernels.append(NativeSampling(library, size))
+        kernels.append(NativeSampling(library))
     header = "".join(f"{f'B {rows}':>24}" for rows in BATCH_SIZES)
     print(f"microseconds numpy -> native, vocabulary {size}\n{'':24}{header}")
     for name, settings in STRATEGIES.items():
