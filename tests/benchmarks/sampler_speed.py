@@ -1,4 +1,4 @@
-"""Microseconds of Sampler.sample: python tests/benchmarks/sampler_speed.py
+"""Microseconds of Sampler.rows and sample: python -m tests.benchmarks.sampler_speed
 
 With numpy's kernels and with the native ones, in turn, and how many times faster those are. Each
 figure is the best of several calls on fresh copies of the same logits (the copy is not timed),
@@ -80,8 +80,7 @@ def sampling_call(
     requests = make_requests(rows, vocab_size, settings)
     for request in requests:
         sampler.add(request)
-    sampling_rows = sampler.rows(requests)
-    return lambda logits: sampler.sample(sampling_rows, logits)
+    return lambda logits: sampler.sample(sampler.rows(requests), logits)
 
 
 def main() -> None:

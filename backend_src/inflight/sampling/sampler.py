@@ -17,7 +17,7 @@ from inflight.batch.device_sampling import (
 )
 from inflight.batch.llm_request import LlmRequest
 from inflight.errors import ForwardError
-from inflight.sampling.edits import LogitEdits
+from inflight.sampling.edits import EditedRow, LogitEdits, edit_rows
 from inflight.sampling.kernels import NumpySampling, SamplingKernels
 from inflight.sampling.on_device import DeviceSampling
 from inflight.sampling.rules import RequestRules
@@ -45,6 +45,11 @@ class SamplingRows(NamedTuple):
     def need_logits(self) -> bool:
         """False when the largest logit of each row says all."""
         return self.rules is not None
+
+    def edited(self) -> list[EditedRow]:
+        """Those of the rows that have edits."""
+        each = enumerate(zip(self.requests, self.edits, strict=True))
+        return [EditedRow(row, request, edits) for row, (request, edits) in each if edits]
 
 
 class Sampler:
@@ -126,9 +131,10 @@ class Sampler:
         if rules is None:
             return SampledTokens(token_ids, log_probs)
         with np.errstate(over="ignore"):  # far below the peak -inf is right: probability 0
-            edited = _edit(rows, logits)
-            if len(edited):
-                token_ids[edited] = self._kernels.likeliest(logits, edited)
+            if edited := rows.edited():
+                edit_rows(logits, edited)
+                changed = np.array([each.row for each in edited])
+                token_ids[changed] = self._kernels.likeliest(logits, changed)
             asked = np.flatnonzero((rules["temperature"] > 0) | (rules["wants_log_prob"] > 0))
             if len(asked):
                 token_ids[asked], log_probs[asked] = self._kernels.sample_rows(
@@ -162,14 +168,6 @@ class Sampler:
         """As ``sample``, for rows that need no logits: int32[R], the id of each largest one."""
         assert not rows.need_logits and len(token_ids) == len(rows.requests)
         return SampledTokens(token_ids, np.zeros(len(token_ids), dtype=np.float32))
-
-
-def _edit(rows: SamplingRows, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Edits the rows that need it; int64[E], which ones."""
-    edited = [(row, edit) for row, edit in enumerate(rows.edits) if edit is not None]
-    for row, edit in edited:
-        edit.apply(logits[row], rows.requests[row])
-    return np.array([row for row, _ in edited], dtype=np.int64)
 
 
 def _guard(logits: npt.NDArray[np.float32], token_ids: npt.NDArray[np.int32]) -> None:
