@@ -117,7 +117,7 @@ class Sampler:
         return SamplingRows(requests, rules, edits, self._device.inputs(requests, rules, edits))
 
     def sample(self, rows: SamplingRows, logits: npt.NDArray[np.float32]) -> SampledTokens:
-        """The next token of each request, at position ``request.num_tokens``.
+        """The next token of each request, at the position that it had when ``rows`` was made.
 
         ``logits``: float32[R, vocab_size], C-contiguous, row i of ``rows``; may be written into.
         NaN cannot be chosen, and +inf counts as LARGEST_LOGIT. ForwardError if a row has no other
@@ -154,10 +154,11 @@ class Sampler:
         token_ids, log_probs = sampled.token_ids, sampled.log_probs
         if len(sampled.left):
             token_ids, log_probs = token_ids.copy(), log_probs.copy()
+            assert rows.rules is not None
             left = sampled.left.tolist()
             own = SamplingRows(
                 [rows.requests[i] for i in left],
-                None if rows.rules is None else rows.rules[left],
+                rows.rules[left],
                 [rows.edits[i] for i in left],
             )
             here = self.sample(own, logits)
