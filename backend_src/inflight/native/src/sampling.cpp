@@ -2,6 +2,7 @@
 // its rules. Rows are shared out over the team; what comes of one knows nothing of the others.
 #include "sampling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
