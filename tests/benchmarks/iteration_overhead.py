@@ -94,7 +94,7 @@ def make_engine(directory: Path, config: InflightConfig, batch_size: int) -> Eng
             max_seq_len=MAX_SEQ_LEN, kv_cache_config=KvCacheConfig(num_blocks=num_blocks + 8)
         ),
         tokenizer=Tokenizer.from_directory(directory),
-        sampling_kernels=load_sampling_kernels(config.cache_dir, runner.spec),
+        sampling_kernels=load_sampling_kernels(config.cache_dir),
     )
 
 

@@ -1,4 +1,4 @@
-"""Microseconds of Sampler.sample: python tests/benchmarks/sampler_speed.py
+"""Microseconds of Sampler.rows and sample: python -m tests.benchmarks.sampler_speed
 
 With numpy's kernels and with the native ones, in turn, and how many times faster those are. Each
 figure is the best of several calls on fresh copies of the same logits (the copy is not timed),
@@ -80,8 +80,7 @@ def sampling_call(
     requests = make_requests(rows, vocab_size, settings)
     for request in requests:
         sampler.add(request)
-    sampling_rows = sampler.rows(requests)
-    return lambda logits: sampler.sample(sampling_rows, logits)
+    return lambda logits: sampler.sample(sampler.rows(requests), logits)
 
 
 def main() -> None:
@@ -92,7 +91,7 @@ def main() -> None:
     size, library = arguments.vocab_size, load_native("")
     kernels: list[SamplingKernels] = [NumpySampling(size)]
     if library is not None:
-        kernels.append(NativeSampling(library, size))
+        kernels.append(NativeSampling(library))
     header = "".join(f"{f'B {rows}':>24}" for rows in BATCH_SIZES)
     print(f"microseconds numpy -> native, vocabulary {size}\n{'':24}{header}")
     for name, settings in STRATEGIES.items():

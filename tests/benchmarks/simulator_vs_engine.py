@@ -104,7 +104,7 @@ def compare(directory: Path, config: InflightConfig, num_requests: int, share: f
     trace = make_trace(num_requests, share * most)
     print(f"{num_requests} requests, {share * most:.2f} a second ({share:.0%} of {most:.2f})")
     runner = load_runner(directory, config)
-    kernels = load_sampling_kernels(config.cache_dir, runner.spec)
+    kernels = load_sampling_kernels(config.cache_dir)
     with Executor(runner, limits, sampling_kernels=kernels) as executor:
         run_engine(make_trace(4, float("inf")), executor, runner.spec.vocab_size)  # warm
         ended = run_engine(trace, executor, runner.spec.vocab_size)

@@ -8,85 +8,117 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight.batch import LlmRequest
-from inflight.native.library import Isa
+from inflight.native.library import Isa, NativeLibrary
 from inflight.native.sampling import NativeSampling
-from inflight.sampling import Sampler
+from inflight.sampling import SampledTokens, Sampler
 from inflight.sampling.kernels import NumpySampling, SamplingKernels
+from inflight.sampling.rules import RULES
 from tests.numeric.native_library import library_limited_to, native_library
 from tests.unit.sampling.reference import make_request
 
 pytestmark = pytest.mark.numeric
 
-LARGEST = 50_000
 ISAS = [Isa.PORTABLE, Isa.AVX2, Isa.AVX512]
 Floats = npt.NDArray[np.float32]
+NO_RULES = {"temperature": 1.0, "top_k": 10**6, "top_p": 1.0, "min_p_offset": -np.inf}
+EDGES = (0.0, 1e-12, 1 - 2.0**-53)
 
 
 @pytest.fixture(params=ISAS, ids=[isa.name for isa in ISAS])
-def native(request: pytest.FixtureRequest) -> Iterator[NativeSampling]:
+def library(request: pytest.FixtureRequest) -> Iterator[NativeLibrary]:
     library = library_limited_to(request.param)
     with library.limited_to(request.param):
-        yield NativeSampling(library, LARGEST)
+        yield library
 
 
 def row_of(size: int, seed: int, spread: float = 3.0, levels: int = 0) -> Floats:
-    """``levels`` > 0: that many distinct values, so that many are equal."""
+    """``levels`` > 0: that many distinct values to each unit, so that many are equal."""
     draw = np.random.default_rng(seed)
     row = draw.normal(size=size).astype(np.float32) * np.float32(spread)
     return np.round(row * levels).astype(np.float32) / levels if levels else row
 
 
-RULES: list[dict[str, Any]] = [
+CASES: list[dict[str, Any]] = [
     {},
     {"temperature": 0.3},
     {"temperature": 1e-30},
     {"top_k": 1},
     {"top_k": 50},
     {"top_k": 400},
-    {"top_k": 10**6},
     {"top_p": 0.05},
     {"top_p": 0.9},
     {"top_p": 0.999, "temperature": 4.0},
-    {"min_p_logit": 2.0},
-    {"top_k": 300, "min_p_logit": 4.0, "top_p": 0.7, "temperature": 1.4},
+    {"min_p_offset": -2.0},
+    {"min_p_offset": 0.0},
+    {"top_k": 300, "min_p_offset": -6.0, "top_p": 0.7, "temperature": 1.4},
 ]
 
 
-def check_survivors(native: NativeSampling, row: Floats, rules: dict[str, Any]) -> None:
+def check_draws(native: NativeSampling, row: Floats, case: dict[str, Any], draws: int = 40) -> None:
+    """One row drawn at many places: ids are the reference's but where a draw falls on the border of
+    two of them, and the share of each among the survivors is too."""
+    reference, logits = NumpySampling(len(row)), row[None]
+    uniforms = np.append(np.random.default_rng(len(row)).random(draws), EDGES)
+    rules = np.zeros(len(uniforms), dtype=RULES)
+    for name, value in (NO_RULES | case).items():
+        rules[name] = value
+    rules["top_k"] = np.minimum(rules["top_k"], len(row))
+    rules["uniform"], rules["wants_log_prob"] = uniforms, 1
+    rows = np.zeros(len(uniforms), dtype=np.int64)
+    likeliest = native.likeliest(logits, rows)
+    assert likeliest.tolist() == reference.likeliest(logits, rows).tolist()
+    ids, log_shares = native.sample_rows(logits, rows, likeliest, rules, normalize_log_probs=True)
+    shares, slack = shares_of(reference, row, rules[0])
+    # float32 sums of many thousand weights, and of a nucleus the last one may be another
+    np.testing.assert_allclose(np.exp(log_shares), shares[ids], rtol=1e-5 + slack, atol=1e-30)
+    assert (shares[ids] > 0).all()
+    ends = np.cumsum(shares)[ids]
+    assert (ends - shares[ids] <= uniforms + 1e-6 + slack).all()
+    assert (uniforms <= ends + 1e-6 + slack).all()
+
+
+def shares_of(reference: NumpySampling, row: Floats, rules: Any) -> tuple[Any, float]:
+    """float64[V]: what each id has of all that survives. And the smallest share of a nucleus."""
     peak = float(row.max())
-    if "min_p_logit" in rules:
-        rules = rules | {"min_p_logit": min(rules["min_p_logit"], peak)}
-    expected_ids, expected_weights = NumpySampling(len(row)).survivors(row, peak, **rules)
-    ids, weights = native.survivors(row, peak, **rules)
-    assert (ids is None) == (expected_ids is None)
-    if ids is not None and expected_ids is not None:
-        # The last of a nucleus may be another where sums differ in their last bits.
-        assert len(np.setxor1d(ids, expected_ids)) <= (1 if "top_p" in rules else 0)
-        assert (np.diff(ids) > 0).all()
-        if len(ids) != len(expected_ids):
-            return
-    np.testing.assert_allclose(weights, expected_weights, rtol=1e-5, atol=1e-30)
+    ids, weights = reference.survivors(
+        row,
+        peak,
+        temperature=float(rules["temperature"]),
+        top_k=int(rules["top_k"]),
+        top_p=float(rules["top_p"]),
+        min_p_logit=peak + float(rules["min_p_offset"]),
+    )
+    shares = np.zeros(len(row))
+    shares[slice(None) if ids is None else ids] = weights / weights.sum(dtype=np.float64)
+    return shares, float(shares[ids].min()) if rules["top_p"] < 1 else 0.0
 
 
-@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("size", [1, 65, 1201, 49_152])
-def test_survivors(native: NativeSampling, rules: dict[str, Any], size: int) -> None:
+def test_draws(library: NativeLibrary, case: dict[str, Any], size: int) -> None:
     for seed, levels in ((1, 0), (2, 3)):
-        check_survivors(native, row_of(size, seed, levels=levels), rules)
+        check_draws(NativeSampling(library), row_of(size, seed, levels=levels), case)
 
 
-def test_survivors_of_flat_peaked_and_masked_rows(native: NativeSampling) -> None:
+def test_draws_from_flat_peaked_and_masked_rows(library: NativeLibrary) -> None:
     flat, peaked = np.zeros(3000, dtype=np.float32), np.full(3000, -1e30, dtype=np.float32)
     peaked[7] = 1e30
     masked = row_of(3000, 4)
     masked[10:] = -np.inf
-    for row in (flat, peaked, masked):
-        for rules in ({"top_p": 0.5}, {"top_k": 20}, {"top_k": 20, "top_p": 0.5}, {}):
-            check_survivors(native, row, rules)
+    far = row_of(3000, 5) + np.float32(1e6)  # a sixteenth between neighbouring logits
+    for row in (flat, peaked, masked, far):
+        for case in (
+            {"top_p": 0.5},
+            {"top_p": 0.99},
+            {"top_k": 20, "top_p": 0.5},
+            {"top_k": 5},
+            {},
+        ):
+            check_draws(NativeSampling(library), row, case)
 
 
 @settings(max_examples=100, deadline=None)
@@ -97,53 +129,77 @@ def test_survivors_of_flat_peaked_and_masked_rows(native: NativeSampling) -> Non
     levels=st.sampled_from([0, 1, 40]),
     top_k=st.none() | st.integers(1, 5000),
     top_p=st.none() | st.floats(0.001, 1.0),
+    min_p_offset=st.none() | st.floats(-12, 0),
+    temperature=st.none() | st.floats(0.05, 5),
 )
-def test_survivors_of_random_rows(
-    size: int, seed: int, spread: float, levels: int, top_k: int | None, top_p: float | None
+def test_draws_by_random_rules(
+    size: int, seed: int, spread: float, levels: int, **rules: float | None
 ) -> None:
-    native = NativeSampling(native_library(), LARGEST)
-    rules = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value}
-    check_survivors(native, row_of(size, seed, spread, levels), rules)
+    case = {name: value for name, value in rules.items() if value is not None}
+    check_draws(NativeSampling(native_library()), row_of(size, seed, spread, levels), case, 10)
 
 
-@pytest.mark.parametrize("size", [1, 255, 256, 257, 49_152])
-def test_pick(native: NativeSampling, size: int) -> None:
-    weights = np.exp(row_of(size, 3))
-    weights[::3] = 0
-    if not weights.any():
-        weights[0] = 1
-    sums = np.cumsum(weights, dtype=np.float64)
-    for uniform in (0.0, 0.1, 0.5, 0.77, 0.999999, 1 - 2.0**-53):
-        place = native.pick(weights, uniform)
-        assert weights[place] > 0
-        before = sums[place] - weights[place]
-        slack = 1e-6 * sums[-1]
-        assert before - slack <= uniform * sums[-1] <= sums[place] + slack
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 63, 64, 65, 300, 49_152])
+def test_the_likeliest_is_numpys_argmax(library: NativeLibrary, size: int) -> None:
+    logits = np.stack([row_of(size, seed, levels=seed % 2) for seed in range(12)])
+    logits[3] = -np.inf
+    logits[4, size // 2] = np.inf
+    logits[5, size // 3 :] = np.nan
+    logits[6, -1] = np.nan
+    logits[7, :] = np.nan
+    logits[8, size // 2 :] = 1e30
+    rows = np.array([*range(12), 5, 0])
+    found = NativeSampling(library).likeliest(logits, rows)
+    assert found.dtype == np.int32
+    assert found.tolist() == logits.argmax(axis=1)[rows].tolist()
 
 
-def requests_of(settings_of: list[dict[str, Any]]) -> list[LlmRequest]:
-    return [
-        make_request(i, seed=i, log_probs=bool(i % 2), **settings)
-        for i, settings in enumerate(settings_of)
+KINDS: list[dict[str, Any]] = [
+    {}, {"temperature": 0.8}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.1},
+    {"top_k": 30, "top_p": 0.8, "temperature": 1.3, "repetition_penalty": 1.2},
+    {"bad_words": ((7,), (2, 8)), "logit_bias": {5: 3.0}},
+]  # fmt: skip
+
+
+def sample(
+    kernels: SamplingKernels, logits: Floats, *, normalize: bool = False, only: int | None = None
+) -> SampledTokens:
+    """Row i by rules KINDS[i % 7], each other one with its log-prob; ``only``: that row alone."""
+    sampler = Sampler(vocab_size=logits.shape[1], normalize_log_probs=normalize, kernels=kernels)
+    chosen = range(len(logits)) if only is None else [only]
+    requests = [
+        make_request(i, seed=i, log_probs=i % 2 == 0, **KINDS[i % len(KINDS)]) for i in chosen
     ]
+    for request in requests:
+        sampler.add(request)
+    return sampler.sample(sampler.rows(requests), logits[list(chosen)])
 
 
-def test_the_sampler_chooses_the_same_tokens_with_either() -> None:
-    kinds: list[dict[str, Any]] = [
-        {}, {"temperature": 0.8}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.1},
-        {"top_k": 30, "top_p": 0.8, "temperature": 1.3, "repetition_penalty": 1.2},
-    ]  # fmt: skip
-    logits = np.stack([row_of(49_152, seed, 2.0) for seed in range(24)])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_sampler_chooses_the_same_tokens_with_either(normalize: bool) -> None:
+    logits = np.stack([row_of(49_152, seed, 2.0) for seed in range(28)])
+    logits[5, ::3] = np.nan
+    logits[8, 99] = np.inf
+    native = sample(NativeSampling(native_library()), logits, normalize=normalize)
+    expected = sample(NumpySampling(49_152), logits, normalize=normalize)
+    assert native.token_ids.tolist() == expected.token_ids.tolist()
+    np.testing.assert_allclose(native.log_probs, expected.log_probs, rtol=1e-5, atol=1e-6)
+    assert (native.log_probs[::2] != 0).any() and not native.log_probs[1::2].any()
 
-    def sample(kernels: SamplingKernels) -> tuple[list[int], Floats]:
-        sampler = Sampler(vocab_size=49_152, normalize_log_probs=False, kernels=kernels)
-        requests = requests_of(kinds * 4)
-        for request in requests:
-            sampler.add(request)
-        sampled = sampler.sample(sampler.rows(requests), logits.copy())
-        return sampled.token_ids.tolist(), sampled.log_probs
 
-    ids, log_probs = sample(NativeSampling(native_library(), 49_152))
-    expected_ids, expected_log_probs = sample(NumpySampling(49_152))
-    assert ids == expected_ids
-    np.testing.assert_allclose(log_probs, expected_log_probs, rtol=1e-5)
+def test_neither_company_nor_threads_move_a_draw() -> None:
+    library = native_library()
+    kernels, logits = NativeSampling(library), np.stack([row_of(20_000, i) for i in range(21)])
+    together = sample(kernels, logits)
+    for threads in (1, 3):
+        library.set_num_threads(threads)
+        try:
+            again = sample(kernels, logits)
+        finally:
+            library.set_num_threads(torch.get_num_threads())
+        assert again.token_ids.tolist() == together.token_ids.tolist()
+        assert again.log_probs.tolist() == together.log_probs.tolist()
+    for row in range(len(logits)):
+        alone = sample(kernels, logits, only=row)
+        assert alone.token_ids[0] == together.token_ids[row]
+        assert alone.log_probs[0] == together.log_probs[row]

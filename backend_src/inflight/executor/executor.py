@@ -111,7 +111,7 @@ class Executor:
             config.executor_config(max_seq_len=config.max_seq_len),
             tokenizer=Tokenizer.from_directory(checkpoint.directory),
             end_ids=checkpoint.end_ids,
-            sampling_kernels=load_sampling_kernels(config.cache_dir, runner.spec),
+            sampling_kernels=load_sampling_kernels(config.cache_dir),
             model_identity=_identity(checkpoint.directory, config, runner),
         )
 

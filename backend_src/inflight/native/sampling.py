@@ -1,58 +1,90 @@
-"""NativeSampling: the heavy steps of the sampler, over whole rows of logits."""
+"""NativeSampling: tokens for the rows of an iteration, in two calls whatever their number."""
 
 from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from inflight.native.library import Double, Float, Int, NativeLibrary, Pointer
+from inflight.native.library import Int, NativeLibrary, Pointer
 
 Floats = npt.NDArray[np.float32]
+RowIndices = npt.NDArray[np.int64]
+TokenIds = npt.NDArray[np.int32]
+
+
+class _LogProb(IntEnum):
+    """The numbers are those of src/sampling.cpp."""
+
+    NONE = 0
+    OF_ALL = 1
+    OF_SURVIVORS = 2
+
+
+_RULES = ("top_k", "temperature", "top_p", "min_p_offset", "uniform")
+_SAMPLED_ROW = np.dtype(
+    [
+        ("row", np.int64),
+        ("token_id", np.int64),
+        ("top_k", np.int64),
+        ("log_prob_kind", np.int64),
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("min_p_offset", np.float64),
+        ("uniform", np.float64),
+        ("log_prob", np.float64),
+    ]
+)
+"""SampledRow of src/sampling.cpp."""
 
 
 class NativeSampling:
-    """``SamplingKernels`` of ``inflight.sampling`` in C++; their docstrings are the contract.
+    """``SamplingKernels`` of ``inflight.sampling`` in C++, over the thread team; their docstrings
+    are the contract."""
 
-    Used by one thread: what a call returns lies in buffers that the next one overwrites.
-    """
-
-    def __init__(self, library: NativeLibrary, vocab_size: int) -> None:
-        self._survivors = library.function(
-            "inflight_survivors",
-            *[Pointer, Int, Int, Float, Float, Float, Float, Pointer, Pointer],
-            result=Int,
+    def __init__(self, library: NativeLibrary) -> None:
+        self._likeliest = library.function(
+            "inflight_likeliest", Pointer, Int, Pointer, Int, Pointer
         )
-        self._pick = library.function("inflight_pick", Pointer, Int, Double, result=Int)
-        self._ids = np.empty(vocab_size, dtype=np.int64)
-        self._weights = np.empty(vocab_size, dtype=np.float32)
+        self._sample_rows = library.function("inflight_sample_rows", Pointer, Int, Pointer, Int)
 
-    def survivors(
+    def likeliest(self, logits: Floats, rows: RowIndices) -> TokenIds:
+        _check(logits, rows)
+        token_ids = np.empty(len(rows), dtype=np.int32)
+        self._likeliest(
+            logits.ctypes.data,
+            logits.shape[1],
+            rows.ctypes.data,
+            len(rows),
+            token_ids.ctypes.data,
+        )
+        return token_ids
+
+    def sample_rows(
         self,
-        row: Floats,
-        peak: float,
+        logits: Floats,
+        rows: RowIndices,
+        likeliest: TokenIds,
+        rules: npt.NDArray[Any],
         *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p_logit: float | None = None,
-    ) -> tuple[npt.NDArray[np.int64] | None, Floats]:
-        assert len(row) <= len(self._weights)
-        assert row.flags.c_contiguous and row.dtype == np.float32
-        count = self._survivors(
-            row.ctypes.data,
-            len(row),
-            len(row) if top_k is None else min(top_k, len(row)),
-            1.0 if top_p is None else top_p,
-            -np.inf if min_p_logit is None else min_p_logit,
-            peak,
-            1 / temperature,
-            self._ids.ctypes.data,
-            self._weights.ctypes.data,
-        )
-        if count < 0:
-            return None, self._weights[: len(row)]
-        return self._ids[:count], self._weights[:count]
+        normalize_log_probs: bool,
+    ) -> tuple[TokenIds, Floats]:
+        _check(logits, rows)
+        assert len(rows) == len(likeliest) == len(rules)
+        sampled = np.empty(len(rows), dtype=_SAMPLED_ROW)
+        sampled["row"] = rows
+        sampled["token_id"] = likeliest
+        for name in _RULES:
+            sampled[name] = rules[name]
+        wanted = _LogProb.OF_SURVIVORS if normalize_log_probs else _LogProb.OF_ALL
+        sampled["log_prob_kind"] = np.where(rules["wants_log_prob"], wanted, _LogProb.NONE)
+        self._sample_rows(logits.ctypes.data, logits.shape[1], sampled.ctypes.data, len(rows))
+        return sampled["token_id"].astype(np.int32), sampled["log_prob"].astype(np.float32)
 
-    def pick(self, weights: Floats, uniform: float) -> int:
-        assert weights.flags.c_contiguous and weights.dtype == np.float32
-        return int(self._pick(weights.ctypes.data, len(weights), uniform))
+
+def _check(logits: Floats, rows: RowIndices) -> None:
+    assert logits.flags.c_contiguous and logits.dtype == np.float32
+    assert rows.flags.c_contiguous and rows.dtype == np.int64
+    assert not len(rows) or 0 <= rows.min() <= rows.max() < len(logits)

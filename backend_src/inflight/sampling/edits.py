@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -56,7 +59,7 @@ class LogitEdits:
     """
 
     def __init__(self, request: LlmRequest, vocab_size: int) -> None:
-        """Reads the request's frozen part only; its tokens are read by ``apply``."""
+        """Reads the request's frozen part only; its tokens are read by ``edit_rows``."""
         ask = request.request
         self._config = ask.sampling_config
         self.bias_ids = np.fromiter(ask.logit_bias.keys(), dtype=np.int64)
@@ -91,27 +94,57 @@ class LogitEdits:
             masked.extend(self._end_ids)
         return sorted(set(masked))
 
-    def apply(self, row: npt.NDArray[np.float32], request: LlmRequest) -> None:
-        """Edits ``row``, float32[vocab_size] with a finite maximum, in place; it keeps one.
+    def counts_of(self, request: LlmRequest) -> TokenCounts:
+        """The counts of its tokens, which may have grown since the last call."""
+        self._counts.follow(request.token_ids)
+        return self._counts
 
-        Same request as in the constructor; its ``token_ids`` may have grown since the last call.
-        """
-        row[self.bias_ids] += self.biases
-        if self.has_penalties:
-            self._penalise(row, request.token_ids)
-        masked = self.masked_after(request)
+    @property
+    def penalties(self) -> tuple[float, float, float]:
+        """Repetition, presence, frequency."""
+        config = self._config
+        return config.repetition_penalty, config.presence_penalty, config.frequency_penalty
+
+
+class EditedRow(NamedTuple):
+    row: int
+    """Which one of the logits."""
+    request: LlmRequest
+    edits: LogitEdits
+    """Those of this request."""
+
+
+def edit_rows(logits: npt.NDArray[np.float32], edited: Sequence[EditedRow]) -> None:
+    """Edits rows of ``logits``, float32[R, vocab_size], C-contiguous, in place. Each one is named
+    once and has a finite maximum, and keeps one."""
+    for row, _, edits in edited:
+        if len(edits.bias_ids):
+            logits[row, edits.bias_ids] += edits.biases
+    penalised = [each for each in edited if each.edits.has_penalties]
+    if penalised:
+        _penalise(logits, penalised)
+    for row, request, edits in edited:
+        masked = edits.masked_after(request)
         if masked:
-            _mask(row, np.asarray(masked, dtype=np.int64))
+            _mask(logits[row], np.asarray(masked, dtype=np.int64))
 
-    def _penalise(self, row: npt.NDArray[np.float32], token_ids: npt.NDArray[np.int32]) -> None:
-        self._counts.follow(token_ids)
-        seen = self._counts.ids
-        values = row[seen]
-        repetition = self._config.repetition_penalty
-        values = np.where(values > 0, values / repetition, values * repetition)
-        values -= self._config.presence_penalty
-        values -= self._config.frequency_penalty * self._counts.counts
-        row[seen] = values
+
+def _penalise(logits: npt.NDArray[np.float32], penalised: Sequence[EditedRow]) -> None:
+    """All rows together: touches nothing but the ids that occur, and costs the same few calls of
+    numpy whatever the number of rows."""
+    counts = [edits.counts_of(request) for _, request, edits in penalised]
+    lengths = [len(each.ids) for each in counts]
+    starts = np.array([each.row for each in penalised]) * logits.shape[1]
+    places = np.concatenate([each.ids for each in counts]) + np.repeat(starts, lengths)
+    penalties = np.array([each.edits.penalties for each in penalised], dtype=np.float32)
+    repetition, presence, frequency = (np.repeat(each, lengths) for each in penalties.T)
+    assert logits.flags.c_contiguous  # lest `every` is a copy
+    every = logits.reshape(-1)
+    values = every[places]
+    values = np.where(values > 0, values / repetition, values * repetition)
+    values -= presence
+    values -= frequency * np.concatenate([each.counts for each in counts])
+    every[places] = values
 
 
 def _mask(row: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,78 +10,57 @@ import numpy.typing as npt
 
 from inflight.batch.device_sampling import RowLists, SamplingInputs, SamplingRoom
 from inflight.batch.llm_request import LlmRequest
-from inflight.sampling.draw import SEQUENCE_INDEX, CounterGenerator
 from inflight.sampling.edits import LogitEdits
 from inflight.sampling.slots import SequenceSlots
 
-LEAST_TEMPERATURE = 1e-30
-"""Cold enough to tell any two logits apart; anything much colder is 0 in float32."""
-
-_NUMBERS = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("top_k", np.int32),
-        ("top_p", np.float64),
-        ("min_p_offset", np.float64),
-        ("repetition_penalty", np.float32),
-        ("presence_penalty", np.float32),
-        ("frequency_penalty", np.float32),
-        ("wants_log_prob", np.int32),
-        ("seed", np.uint64),
-        ("num_counted", np.int64),  # tokens of the sequence that the device has counted
-    ]
-)
-"""What is kept of the request in a slot; the names are those of SamplingInputs."""
-
 
 class DeviceSampling:
-    """The rules of requests as numbers, in an array by slot that is written when a request takes
-    its slot; an iteration picks its rows out of it.
+    """Adds lists and slots to the rules of an iteration's rows.
 
     Ids of a sequence with penalties are counted on the device, which is sent those that came since.
     A row whose lists do not fit into what is left of the room is left to the host, in this
     iteration.
     """
 
-    def __init__(self, room: SamplingRoom, *, vocab_size: int, normalize_log_probs: bool) -> None:
+    def __init__(self, room: SamplingRoom, *, normalize_log_probs: bool) -> None:
         self._normalize_log_probs = normalize_log_probs
         self._room = room
-        self._vocab_size = vocab_size
         self._owners = SequenceSlots(room.num_slots)
-        self._kept = np.zeros(room.num_slots, dtype=_NUMBERS)
-        self._num_counted = self._kept["num_counted"]
-        self._generator = CounterGenerator()
+        self._num_counted = np.zeros(room.num_slots, dtype=np.int64)
+        """Tokens of the sequence in each slot that the device has counted."""
 
     def remove(self, request_id: int) -> None:
         """Forgets a request; one without a slot is ignored."""
         self._owners.give_back(request_id)
 
     def inputs(
-        self, requests: Sequence[LlmRequest], edits: Sequence[LogitEdits | None]
+        self,
+        requests: Sequence[LlmRequest],
+        rules: npt.NDArray[Any],
+        edits: Sequence[LogitEdits | None],
     ) -> SamplingInputs:
-        """Of rows as they are now, at most as many as there are slots; None: the row has no edits.
+        """Of rows as they are now, at most as many as there are slots: their RULES, and their
+        edits, None where a row has none.
 
         What is listed to be counted is taken as counted from then on: a forward that fails is the
         end of its requests.
         """
         slots, new = self._owners.take([request.request_id for request in requests])
-        for index in new:
-            self._kept[slots[index]] = _numbers_of(requests[index], self._vocab_size)
+        self._num_counted[slots[new]] = 0
         lists = _Lists(len(requests), self._room.num_listed)
         for index, edit in enumerate(edits):
             if edit is not None:
                 self._list(lists, index, int(slots[index]), requests[index], edit)
-        rows = self._kept[slots]
         return SamplingInputs(
-            temperatures=rows["temperature"],
-            top_ks=rows["top_k"],
-            top_ps=rows["top_p"],
-            min_p_offsets=rows["min_p_offset"],
-            uniforms=self._draws(rows, requests),
-            repetition_penalties=rows["repetition_penalty"],
-            presence_penalties=rows["presence_penalty"],
-            frequency_penalties=rows["frequency_penalty"],
-            wants_log_prob=rows["wants_log_prob"],
+            temperatures=rules["temperature"].astype(np.float32),
+            top_ks=rules["top_k"],
+            top_ps=rules["top_p"],
+            min_p_offsets=rules["min_p_offset"],
+            uniforms=rules["uniform"],
+            repetition_penalties=rules["repetition_penalty"],
+            presence_penalties=rules["presence_penalty"],
+            frequency_penalties=rules["frequency_penalty"],
+            wants_log_prob=rules["wants_log_prob"],
             is_left=lists.is_left,
             slots=slots,
             fresh_slots=np.array(lists.fresh_slots, dtype=np.int32),
@@ -113,35 +91,6 @@ class DeviceSampling:
             if num_counted == 0:
                 lists.fresh_slots.append(slot)
             self._num_counted[slot] = request.num_tokens
-
-    def _draws(
-        self, rows: npt.NDArray[Any], requests: Sequence[LlmRequest]
-    ) -> npt.NDArray[np.float64]:
-        draws = np.zeros(len(rows))
-        drawn = np.flatnonzero(rows["temperature"])
-        positions = np.array([requests[i].num_tokens for i in drawn], dtype=np.uint64)
-        draws[drawn] = self._generator.uniforms(rows["seed"][drawn], SEQUENCE_INDEX, positions)
-        return draws
-
-
-def _numbers_of(request: LlmRequest, vocab_size: int) -> tuple[float, ...]:
-    """In the order of ``_NUMBERS``."""
-    config = request.request.sampling_config
-    temperature = 1.0 if config.temperature is None else config.temperature
-    temperature = max(temperature, LEAST_TEMPERATURE)
-    return (
-        0.0 if config.is_greedy else temperature,
-        min(config.top_k or vocab_size, vocab_size),
-        config.top_p or 1.0,
-        # p >= min_p * p_max, in logits
-        temperature * math.log(config.min_p) if config.min_p else -math.inf,
-        config.repetition_penalty,
-        config.presence_penalty,
-        config.frequency_penalty,
-        int(request.request.output_config.return_log_probs),
-        request.seed,
-        0,
-    )
 
 
 class _Lists:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from inflight.batch import LlmRequest
 from inflight.sampling.bad_words import BadWords
-from inflight.sampling.edits import LogitEdits, TokenCounts
+from inflight.sampling.edits import EditedRow, LogitEdits, TokenCounts, edit_rows
 from tests.unit.sampling.reference import edited_logits, generate, make_request
 
 VOCABULARY = 12
@@ -18,9 +20,9 @@ INF = float("inf")
 
 
 def apply(request: LlmRequest, logits: list[float]) -> list[float]:
-    row = np.array(logits, dtype=np.float32)
-    LogitEdits(request, len(row)).apply(row, request)
-    return [float(value) for value in row]
+    rows = np.array([logits], dtype=np.float32)
+    edit_rows(rows, [EditedRow(0, request, LogitEdits(request, len(logits)))])
+    return [float(value) for value in rows[0]]
 
 
 def test_repetition_divides_positive_and_multiplies_negative_logits() -> None:
@@ -137,8 +139,27 @@ def test_all_together_step_by_step_and_across_pauses(
     for step, token_id in enumerate(tokens):
         row = random_logits(step)
         expected = edited_logits(request, row)
-        edits.apply(row, request)
+        edit_rows(row[None], [EditedRow(0, request, edits)])
         np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-5)
         generate(request, token_id)
         if step in pauses:
             request.pause()
+
+
+def test_rows_are_edited_each_by_its_own_request_and_others_not_at_all() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"prompt": (0, 1, 1), "repetition_penalty": 1.3},
+        {"logit_bias": {4: -1.5}, "bad_words": ((3,),)},
+        {"prompt": (7, 7, 2, 9), "frequency_penalty": 0.4, "presence_penalty": -0.5},
+        {"prompt": (3,), "repetition_penalty": 0.8, "logit_bias": {3: 2.0, 5: 1.0}},
+    ]
+    requests = [make_request(i, **settings) for i, settings in enumerate(kinds)]
+    logits = np.stack([random_logits(seed) for seed in range(7)])
+    expected = logits.copy()
+    edited = []
+    for row, request in zip((6, 1, 0, 4), requests, strict=True):
+        expected[row] = edited_logits(request, logits[row])
+        edited.append(EditedRow(row, request, LogitEdits(request, VOCABULARY)))
+    edit_rows(logits, edited)
+    np.testing.assert_allclose(logits, expected, rtol=1e-6)
+    np.testing.assert_array_equal(logits[[2, 3, 5]], expected[[2, 3, 5]])

@@ -14,7 +14,6 @@ from inflight.batch import LlmRequest
 from inflight.batch.device_sampling import RowLists, SampledRows, SamplingInputs, SamplingRoom
 from inflight.sampling import Sampler
 from inflight.sampling.draw import CounterGenerator
-from inflight.sampling.sampler import SamplingRows
 from inflight.sampling.slots import SequenceSlots
 from tests.unit.sampling.reference import generate, make_request
 
@@ -141,7 +140,7 @@ def test_rows_that_are_left_are_sampled_on_the_host() -> None:
     sampler = sampler_for(*requests)
     rows = sampler.rows(requests)
     logits = np.random.default_rng(0).normal(size=(3, VOCABULARY)).astype(np.float32)
-    every = sampler.sample(SamplingRows(rows.requests, rows.treatments), logits.copy())
+    every = sampler.sample(rows, logits.copy())
     sampled = SampledRows(
         token_ids=np.array([50, 51, 52], dtype=np.int32),
         log_probs=np.array([-1, -2, -3], dtype=np.float32),

@@ -1,14 +1,13 @@
-// The C functions of sampling.py: which tokens of a row survive top_k, min_p and top_p, with what
-// weights, and which of them is drawn. Equal values rank by id, the lower one first.
+// The C functions of sampling.py: the likeliest of each row of logits, and a token for each row by
+// its rules. Rows are shared out over the team; what comes of one knows nothing of the others.
 #include "sampling.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <functional>
 #include <vector>
 
 #include "dispatch.h"
+#include "sampling_survivors.h"
 #include "team.h"
 
 namespace inflight {
@@ -18,106 +17,119 @@ constexpr Versions<const SamplingKernels*> versions{
     &portable::sampling, INFLIGHT_IF_AVX2(&avx2::sampling), INFLIGHT_IF_AVX512(&avx512::sampling),
     nullptr};
 
-// Maxima for each value wanted, at least: fewer give more false candidates.
-constexpr int64_t maxima_per_wanted = 2;
+// Logits to look at below which a second thread costs more than it does.
+constexpr int64_t worth_a_team = 32768;
 
-// A nucleus is first looked for among this many of the largest weights.
-constexpr int64_t likely_nucleus = 256;
-
-// A weight's bucket is its sign, exponent and six bits of its fraction: 1.6% wide.
-constexpr int bucket_shift = 17;
-constexpr int64_t num_buckets = (0x3f800000 >> bucket_shift) + 2;  // up to 1, and what rounds above
-
-using Floats = std::vector<float>;
-using Ids = std::vector<int64_t>;
-
-int64_t bucket_of(float weight) {
-    uint32_t bits;
-    memcpy(&bits, &weight, sizeof bits);
-    return std::min<int64_t>(bits >> bucket_shift, num_buckets - 1);
+template <class Body>
+void over_rows(int64_t num_rows, int64_t size, const Body& body) {
+    const int64_t team = num_rows < 2 || num_rows * size < worth_a_team ? 1 : team_size();
+    Pieces pieces(num_rows, 2 * team);
+    with_team(int(team), [&](int) {
+        for (Pieces::Run run; !(run = pieces.take()).empty();)
+            for (int64_t i = run.first; i < run.last; ++i) body(i);
+    });
 }
 
-// A value that at least `count` of the row reach, and few more where values are spread.
-float bound_of(const SamplingKernels& run, const float* values, int64_t size, int64_t count) {
-    if (size / sampling_height < maxima_per_wanted * count) return -INFINITY;
-    static thread_local Floats maxima;
-    maxima.resize(size / sampling_height);
-    const int64_t found = run.maxima(values, size, maxima.data());
-    if (found < count) return -INFINITY;
-    const auto last = maxima.begin() + (count - 1);
-    std::nth_element(maxima.begin(), last, maxima.begin() + found, std::greater<>());
-    return *last;
+// The numbers are those of sampling.py.
+enum class LogProb : int64_t { none = 0, of_all = 1, of_survivors = 2 };
+
+// The rules of a row, and what they choose. The fields are those of sampling.py.
+struct SampledRow {
+    int64_t row;           // which one of the logits
+    int64_t token_id;      // the likeliest; then the chosen one
+    int64_t top_k;         // size: no such rule
+    LogProb log_prob_kind;
+    double temperature;    // 0: the likeliest is chosen
+    double top_p;          // 1: no such rule
+    double min_p_offset;   // of the least logit from the largest; -inf: no such rule
+    double uniform;        // [0, 1)
+    double log_prob;       // written; 0 where none is wanted
+};
+
+struct Choice {
+    int64_t token_id;
+    double weight, total;  // its own, and that of all that survive
+};
+
+// The run in which cumulative sums exceed `target`, or the last one; `before` is the sum of those
+// that come first.
+int64_t run_at(const std::vector<double>& sums, double target, double* before) {
+    int64_t run = 0;
+    for (*before = 0; run + 1 < int64_t(sums.size()) && *before + sums[run] <= target; ++run)
+        *before += sums[run];
+    return run;
 }
 
-// Keeps the `wanted` largest of `count` values and their ids, in their order.
-int64_t keep_largest(int64_t* ids, float* values, int64_t count, int64_t wanted) {
-    if (count <= wanted) return count;
-    static thread_local Floats ranked;
-    ranked.assign(values, values + count);
-    std::nth_element(ranked.begin(), ranked.begin() + (wanted - 1), ranked.end(), std::greater<>());
-    const float last = ranked[wanted - 1];
-    int64_t equals = wanted - std::count_if(values, values + count, [&](float v) { return v > last; });
-    int64_t kept = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        if (!(values[i] > last) && !(values[i] == last && equals-- > 0)) continue;
-        ids[kept] = ids[i];
-        values[kept++] = values[i];
+// The place in a run of `count` weights; never one of weight 0.
+int64_t place_at(const float* weights, int64_t count, double target, double before) {
+    int64_t last = 0;
+    for (int64_t place = 0; place < count; ++place) {
+        if (weights[place] > 0) last = place;
+        before += weights[place];
+        if (before > target) return place;
     }
-    return kept;
+    return last;  // the two sums of a run differ in their last bits
 }
 
-double total_of(const SamplingKernels& run, const float* weights, int64_t count) {
-    static thread_local std::vector<double> sums;
-    sums.resize(count / sampling_run + 1);
-    run.run_sums(weights, count, sums.data());
-    double total = 0;
-    for (int64_t i = 0; i * sampling_run < count; ++i) total += sums[i];
-    return total;
+// uniform * total may round up to the total itself; every run must stay reachable.
+double target_of(double uniform, double total) {
+    return std::min(uniform * total, std::nextafter(total, 0.0));
 }
 
-// Ids of all weights that are not below one, so many that they sum to `wanted`, top_p of all.
-int64_t nucleus_candidates(const SamplingKernels& run, const float* weights, int64_t size,
-                           double wanted, float top_p, int64_t* ids) {
-    const float likely = bound_of(run, weights, size, likely_nucleus);
-    int64_t count = run.at_least(weights, size, likely, ids);
-    double sum = 0;
-    for (int64_t i = 0; i < count; ++i) sum += weights[ids[i]];
-    if (sum >= wanted) return count;
-    // Those left out are together at most half of what a nucleus may leave out.
-    const double spare = wanted / top_p - wanted;
-    return run.at_least(weights, size, float(spare / 2 / double(size)), ids);
+Choice choose_of_all(const LogitRow& row, double uniform, SamplingScratch& scratch) {
+    const double total = row.weight_sums(&scratch.sums);
+    const double target = target_of(uniform, total);
+    double before;
+    const int64_t begin = sampling_run * run_at(scratch.sums, target, &before);
+    const int64_t count = std::min(sampling_run, row.size - begin);
+    float weights[sampling_run];
+    row.kernels.weights(row.logits + begin, count, row.peak, row.factor, weights);
+    const int64_t place = place_at(weights, count, target, before);
+    return {begin + place, weights[place], total};
 }
 
-// The fewest largest weights that sum to `wanted`: all of the buckets above one, and of that one
-// the largest.
-int64_t keep_nucleus(int64_t* ids, float* weights, int64_t count, double wanted) {
-    static thread_local std::vector<double> sums;
-    sums.assign(num_buckets, 0.0);
-    for (int64_t i = 0; i < count; ++i) sums[bucket_of(weights[i])] += weights[i];
-    double reached = 0;
-    int64_t last = num_buckets - 1;
-    while (last > 0 && reached + sums[last] < wanted) reached += sums[last--];
+Choice choose_of_survivors(const LogitRow& row, int64_t num, double uniform,
+                           SamplingScratch& scratch) {
+    const double total = run_sums(row.kernels, scratch.weights.data(), num, &scratch.sums);
+    const double target = target_of(uniform, total);
+    double before;
+    const int64_t begin = sampling_run * run_at(scratch.sums, target, &before);
+    const float* weights = scratch.weights.data() + begin;
+    const int64_t place = place_at(weights, std::min(sampling_run, num - begin), target, before);
+    return {scratch.ids[begin + place], weights[place], total};
+}
 
-    static thread_local Ids ranked;
-    ranked.clear();
-    for (int64_t i = 0; i < count; ++i)
-        if (bucket_of(weights[i]) == last) ranked.push_back(i);
-    std::stable_sort(ranked.begin(), ranked.end(),
-                     [&](int64_t a, int64_t b) { return weights[a] > weights[b]; });
-    int64_t taken = 0;
-    while (taken < int64_t(ranked.size()) && (taken == 0 || reached < wanted))
-        reached += weights[ranked[taken++]];
-    std::sort(ranked.begin(), ranked.begin() + taken);
-
-    int64_t kept = 0, next = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const bool is_taken = next < taken && ranked[next] == i;
-        next += is_taken;
-        if (!is_taken && bucket_of(weights[i]) <= last) continue;
-        ids[kept] = ids[i];
-        weights[kept++] = weights[i];
+Choice draw(const LogitRow& row, const SampledRow& rules, SamplingScratch& scratch) {
+    const float least_logit = float(double(row.peak) + rules.min_p_offset);
+    const bool are_cut = rules.top_k < row.size || least_logit > -INFINITY;
+    if (!are_cut && rules.top_p >= 1) return choose_of_all(row, rules.uniform, scratch);
+    int64_t num;
+    if (are_cut) {
+        num = keep_largest_logits(row, rules.top_k, least_logit, scratch);
+        if (rules.top_p < 1) num = keep_nucleus(row, rules.top_p, num, scratch);
+    } else {
+        num = keep_nucleus(row, rules.top_p, scratch);
     }
-    return kept;
+    return choose_of_survivors(row, num, rules.uniform, scratch);
+}
+
+void sample(const SamplingKernels& kernels, const float* logits, int64_t size, SampledRow* rules,
+            SamplingScratch& scratch) {
+    const float peak = logits[rules->token_id];
+    Choice choice{rules->token_id, 1, 1};
+    if (rules->temperature > 0) {
+        const LogitRow row{kernels, logits, size, peak, float(1 / rules->temperature)};
+        choice = draw(row, *rules, scratch);
+    }
+    rules->token_id = choice.token_id;
+    rules->log_prob = 0;
+    if (rules->log_prob_kind == LogProb::of_survivors)
+        rules->log_prob = std::log(choice.weight / choice.total);
+    if (rules->log_prob_kind == LogProb::of_all) {
+        const LogitRow row{kernels, logits, size, peak, 1};
+        const double total = row.weight_sums(&scratch.sums);
+        rules->log_prob = double(logits[choice.token_id]) - peak - std::log(total);
+    }
 }
 
 }  // namespace
@@ -125,52 +137,22 @@ int64_t keep_nucleus(int64_t* ids, float* weights, int64_t count, double wanted)
 
 using namespace inflight;
 
-// What survives of a row: its ids, ascending, and its weights exp((logit - peak) * factor). Returns
-// how many, or -1 when everything does: no ids are written then. `ids` and `weights` have room for
-// the row. top_k = size, top_p = 1 and least_logit = -inf keep everything.
-INFLIGHT_API int64_t inflight_survivors(const float* logits, int64_t size, int64_t top_k,
-                                        float top_p, float least_logit, float peak, float factor,
-                                        int64_t* ids, float* weights) {
-    const SamplingKernels& run = *versions.chosen();
-    int64_t count = size;
-    const bool are_cut = top_k < size || least_logit > -INFINITY;
-    if (are_cut) {
-        const float bound = top_k < size ? bound_of(run, logits, size, top_k) : -INFINITY;
-        count = run.at_least(logits, size, std::max(bound, least_logit), ids);
-        for (int64_t i = 0; i < count; ++i) weights[i] = logits[ids[i]];
-        count = keep_largest(ids, weights, count, top_k);
-    }
-    run.weights(are_cut ? weights : logits, count, peak, factor, weights);
-    if (top_p >= 1) return are_cut ? count : -1;
-    const double wanted = top_p * total_of(run, weights, count);
-    if (!are_cut) {
-        count = nucleus_candidates(run, weights, size, wanted, top_p, ids);
-        for (int64_t i = 0; i < count; ++i) weights[i] = weights[ids[i]];
-    }
-    return keep_nucleus(ids, weights, count, wanted);
+// token_ids[i] = the first of the largest of logits[rows[i]][size], or the first NaN.
+INFLIGHT_API void inflight_likeliest(const float* logits, int64_t size, const int64_t* rows,
+                                     int64_t num_rows, int32_t* token_ids) {
+    const SamplingKernels& kernels = *versions.chosen();
+    over_rows(num_rows, size, [&](int64_t i) {
+        token_ids[i] = int32_t(kernels.likeliest(logits + rows[i] * size, size));
+    });
 }
 
-// The first place whose cumulative weight exceeds uniform [0, 1) times the sum of all; never one of
-// weight 0.
-INFLIGHT_API int64_t inflight_pick(const float* weights, int64_t count, double uniform) {
-    static thread_local std::vector<double> sums;
-    sums.resize(count / sampling_run + 1);
-    versions.chosen()->run_sums(weights, count, sums.data());
-    const int64_t runs = (count + sampling_run - 1) / sampling_run;
-    double total = 0;
-    for (int64_t i = 0; i < runs; ++i) total += sums[i];
-    // uniform * total may round up to the total itself; every run must stay reachable.
-    const double target = std::min(uniform * total, std::nextafter(total, 0.0));
-    double before = 0;
-    int64_t run = 0;
-    while (run + 1 < runs && before + sums[run] <= target) before += sums[run++];
-    int64_t place = run * sampling_run;
-    const int64_t end = std::min(count, place + sampling_run);
-    int64_t last = place;
-    for (; place < end; ++place) {
-        if (weights[place] > 0) last = place;
-        before += weights[place];
-        if (before > target) return place;
-    }
-    return last;  // the two sums of a run differ in their last bits
+// Chooses a token for each of `num_rows` SampledRow; their logits have no NaN, and finite maxima.
+INFLIGHT_API void inflight_sample_rows(const float* logits, int64_t size, void* rows,
+                                       int64_t num_rows) {
+    const SamplingKernels& kernels = *versions.chosen();
+    over_rows(num_rows, size, [&](int64_t i) {
+        static thread_local SamplingScratch scratch;
+        SampledRow* rules = static_cast<SampledRow*>(rows) + i;
+        sample(kernels, logits + rules->row * size, size, rules, scratch);
+    });
 }

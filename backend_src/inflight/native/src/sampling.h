@@ -12,15 +12,19 @@ constexpr int64_t sampling_height = 64;
 constexpr int64_t sampling_run = 256;
 
 struct SamplingKernels {
+    // The first place of the largest value, or of the first NaN if there is one. count >= 1.
+    int64_t (*likeliest)(const float* values, int64_t count);
     // Writes the maxima of disjoint sets of sampling_height values each, and returns how many; a
     // few values at the end are in none. `out` has room for count / sampling_height.
     int64_t (*maxima)(const float* values, int64_t count, float* out);
     // The ids, ascending, of values >= bound; returns how many. `ids` has room for all.
-    int64_t (*at_least)(const float* values, int64_t count, float bound, int64_t* ids);
+    int64_t (*at_least)(const float* values, int64_t count, float bound, int32_t* ids);
     // weights = exp((values - peak) * factor).
     void (*weights)(const float* values, int64_t count, float peak, float factor, float* weights);
-    // sums[r] = the sum of run r; the last one may be shorter.
+    // sums[r] = the sum of run r of `weights`; the last one may be shorter.
     void (*run_sums)(const float* weights, int64_t count, double* sums);
+    // run_sums of `weights`, to the bit, without writing those.
+    void (*weight_sums)(const float* values, int64_t count, float peak, float factor, double* sums);
 };
 
 #define INFLIGHT_DECLARE_SAMPLING(isa)     \
