@@ -97,4 +97,4 @@ def test_no_iteration_compiles_what_a_warm_up_has_not() -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     found = json.loads(run.stdout)
     assert found["new"] == []
-    assert found["warm_up"] >= 15
+    assert set(found["kernels"]) == KERNELS

@@ -61,6 +61,13 @@ class DeviceKvCache:
             per_token = self.shape.bytes_per_token
             raise no_memory(num_blocks + 1, tokens_per_block, per_token) from None
 
+    def make_ready(self) -> None:
+        """Runs all that moves blocks once, on the scratch block: a kernel that is launched for the
+        first time is compiled, and no request waits for that. Raises as the moves do."""
+        scratch = np.array([self.scratch_block], dtype=np.int32)
+        self.write_blocks(scratch, self.read_blocks(scratch))
+        self.copy_blocks(scratch, scratch)
+
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
     ) -> None:

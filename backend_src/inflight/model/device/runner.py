@@ -134,6 +134,7 @@ class DeviceRunner:
             rows = self._generations(num_rows, length, sampling)
             logits = self.decoder.forward(rows, self.kv_cache.storage)
             self._sample(logits, self.decoder.ops.likeliest(logits), sampling)
+        self.kv_cache.make_ready()
         shape = (max(self._graph_sizes, default=0), self.spec.vocab_size)
         self._logits = torch.empty(shape, device=self._runtime.device)
         self._graphs = GenerationGraphs(self._runtime, self._graph_sizes, self._work_for)
