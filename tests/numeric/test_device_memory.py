@@ -14,14 +14,18 @@ import pytest
 import torch
 
 from inflight.api.config import InflightConfig
-from inflight.errors import CheckpointError, ConfigError, ForwardError
+from inflight.errors import CheckpointError, ConfigError, EngineError, ForwardError
 from inflight.model.device.load import load_device_runner
 from inflight.model.device.plain_runtime import PlainReplay, PlainRuntime
 from inflight.model.device.runtime import Outputs
 from inflight.model.device.torch_ops import TorchOps
+from inflight.model.factory import load_runner
+from inflight.model.runner import ModelRunner
+from inflight.model.torch_attention import TorchAttention
 from tests.fakes.tiny_models import VOCAB_SIZE, tiny_checkpoint
 from tests.numeric.device_driver import (
     CPU,
+    NUM_BLOCKS,
     TABLES,
     TOKENS_PER_BLOCK,
     NotedRuntime,
@@ -81,13 +85,85 @@ def test_running_out_of_memory_ends_the_batch_and_gives_memory_back(
     np.testing.assert_array_equal(logits_of(runner, context(0)), expected)
 
 
+def move_blocks(runner: ModelRunner) -> dict[str, Callable[[], object]]:
+    """Each way to move a block, with the words of its fault."""
+    ids = np.array([1], dtype=np.int32)
+    contents = runner.read_blocks(ids)
+    return {
+        "copying 1 KV blocks": lambda: runner.copy_blocks(ids, ids + 1),
+        "reading 1 KV blocks": lambda: runner.read_blocks(ids),
+        "writing 1 KV blocks": lambda: runner.write_blocks(ids, contents),
+    }
+
+
+def test_blocks_that_find_no_memory_end_the_batch_and_give_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = CardLikeRuntime()
+    runner = tiny_runner(tmp_path, runtime)
+    moves = move_blocks(runner)
+    releases = runtime.memory.num_releases
+
+    for name in ("copy_blocks", "gather_blocks", "scatter_blocks"):
+        monkeypatch.setattr(TorchOps, name, lambda *arguments: out_of(torch.OutOfMemoryError))
+    for words, move in moves.items():
+        with pytest.raises(ForwardError, match=f"{words} failed: OutOfMemoryError"):
+            move()
+    assert runtime.memory.num_releases == releases + 3
+
+
+class DeadRuntime(CardLikeRuntime):
+    """Its device fails, and does nothing any more."""
+
+    is_dead = False
+
+    def check(self) -> None:
+        if self.is_dead:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_blocks_of_a_device_that_has_failed_end_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = DeadRuntime()
+    runner = tiny_runner(tmp_path, runtime)
+    moves = move_blocks(runner)
+    runtime.is_dead = True
+    monkeypatch.setattr(runner.kv_cache, "_ids", lambda ids: torch.zeros(1)[ids + 7])
+    for move in moves.values():
+        with pytest.raises(EngineError, match="cpu has failed: IndexError"):
+            move()
+
+
+def test_transformers_classes_give_memory_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = DeadRuntime()
+    monkeypatch.setattr("inflight.model.device.load.make_runtime", lambda device: runtime)
+    config = InflightConfig(dtype="fp32", num_threads=1, runner="hf", attention_backend="torch")
+    runner = load_runner(tiny_checkpoint(tmp_path), config)
+    runner.allocate_kv_cache(NUM_BLOCKS, TOKENS_PER_BLOCK)
+    expected = runner.forward(context(0)).logits
+    releases = runtime.memory.num_releases
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchAttention, "attend", lambda *arguments: out_of(torch.OutOfMemoryError))
+        with pytest.raises(ForwardError, match="forward pass of 20 rows failed: OutOfMemoryError"):
+            runner.forward(context(0))
+        assert runtime.memory.num_releases == releases + 1
+        runtime.is_dead = True
+        with pytest.raises(EngineError, match="cpu has failed"):
+            runner.forward(context(0))
+    np.testing.assert_array_equal(runner.forward(context(0)).logits, expected)
+
+
+def out_of(kind: type[Exception]) -> torch.Tensor:
+    raise kind("no memory")
+
+
 @contextmanager
 def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def attend(*arguments: object) -> torch.Tensor:
-        raise torch.OutOfMemoryError("no memory")
-
     with monkeypatch.context() as patch:
-        patch.setattr(TorchOps, "attend", attend)
+        patch.setattr(TorchOps, "attend", lambda *arguments: out_of(torch.OutOfMemoryError))
         yield
 
 

@@ -121,6 +121,7 @@ def load_hf_runner(
         raise ConfigError(f"dtype: {config.dtype}: only the fused runner computes in it{why}")
     if why_not_fused:
         _LOG.info("served by transformers' classes, slower than the fused: %s", why_not_fused)
+    from inflight.model.device.load import make_runtime
     from inflight.model.hf_runner import HfRunner
     from inflight.model.loading import load_model
     from inflight.model.packed_model import PackedModel
@@ -135,7 +136,7 @@ def load_hf_runner(
     reason = _why_not_native_attention(model, config, library, kv_dtype)
     if reason is not None and config.attention_backend == "auto":
         _LOG.info("torch attends, slower than kernels would: %s", reason)
-    return HfRunner(model, _attention(model, config, library, kv_dtype))
+    return HfRunner(model, _attention(model, config, library, kv_dtype), make_runtime(device))
 
 
 def why_not_native(

@@ -143,7 +143,8 @@ class ModelRunner(Protocol):
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
-        """Copies whole KV blocks (copy-on-write) of a pool, all its layers."""
+        """Copies whole KV blocks (copy-on-write) of a pool, all its layers. This and the next two
+        raise as ``forward`` does."""
         ...
 
     @property
