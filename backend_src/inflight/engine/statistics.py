@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from inflight.api.executor_config import ExecutorConfig
 from inflight.api.stats import (
@@ -19,6 +20,7 @@ from inflight.engine.book import RequestBook
 from inflight.engine.iteration import SettledIteration
 from inflight.engine.memory import resident_bytes
 from inflight.kv_cache.pools import KvCache
+from inflight.model.runner import MemoryUsage
 
 _MEMORY_PERIOD_SECONDS = 1.0
 
@@ -26,8 +28,10 @@ _MEMORY_PERIOD_SECONDS = 1.0
 class StatsRecorder:
     """The engine thread records; any thread drains."""
 
-    def __init__(self, config: ExecutorConfig) -> None:
+    def __init__(self, config: ExecutorConfig, memory_usage: Callable[[], MemoryUsage]) -> None:
+        """``memory_usage``: of the runner; asked on the engine thread."""
         self._config = config
+        self._memory_usage = memory_usage
         self._iterations: deque[IterationStats] = deque(maxlen=config.iter_stats_max_iterations)
         self._requests: deque[RequestStatsPerIteration] = deque(
             maxlen=config.request_stats_max_iterations
@@ -37,7 +41,9 @@ class StatsRecorder:
         self._queue_seconds = 0.0
         self._num_completed = 0
         self._last_generation_end: float | None = None
-        self._memory = (float("-inf"), 0)
+        self._memory_taken = float("-inf")
+        self._memory = (0, MemoryUsage())
+        """Resident bytes of the process, and what the runner said at the same time."""
 
     def count_new(self, number: int) -> None:
         """Requests that joined since the last recorded iteration."""
@@ -60,6 +66,7 @@ class StatsRecorder:
         """One iteration. Requests and blocks are counted as they stand now, when the next one has
         been planned."""
         plan, ended = settled.plan, settled.ended
+        resident, usage = self._memory_at(ended)
         stats = IterationStats(
             timestamp=time.time(),
             iter=plan.iteration,
@@ -75,7 +82,9 @@ class StatsRecorder:
             max_batch_size_runtime=self._config.max_batch_size,
             max_num_tokens_static=self._config.max_num_tokens,
             max_num_tokens_runtime=self._config.max_num_tokens,
-            cpu_mem_usage=self._resident(ended),
+            cpu_mem_usage=resident,
+            gpu_mem_usage=usage.device,
+            pinned_mem_usage=usage.pinned,
             num_generated_tokens=settled.num_generated,
             kv_cache_stats=kv_cache_stats,
             inflight_batching_stats=_batching(plan, self._config),
@@ -105,12 +114,11 @@ class StatsRecorder:
             self._last_generation_end = ended
         return ended - before if before is not None and plan.generation else 0.0
 
-    def _resident(self, now: float) -> int:
-        taken, size = self._memory
-        if now - taken >= _MEMORY_PERIOD_SECONDS:
-            size = resident_bytes()
-            self._memory = (now, size)
-        return size
+    def _memory_at(self, now: float) -> tuple[int, MemoryUsage]:
+        if now - self._memory_taken >= _MEMORY_PERIOD_SECONDS:
+            self._memory_taken = now
+            self._memory = resident_bytes(), self._memory_usage()
+        return self._memory
 
 
 def _batching(plan: ScheduledBatch, config: ExecutorConfig) -> InflightBatchingStats:

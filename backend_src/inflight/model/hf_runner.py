@@ -13,7 +13,7 @@ from inflight.model.device.faults import contained
 from inflight.model.device.runtime import DeviceRuntime
 from inflight.model.dtypes import DTYPES
 from inflight.model.packed_model import PackedModel
-from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
 
 
 class HfRunner:
@@ -51,6 +51,10 @@ class HfRunner:
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    def memory_usage(self) -> MemoryUsage:
+        memory = self._runtime.memory
+        return MemoryUsage() if memory is None else MemoryUsage(device=memory.in_use())
 
     def allocate_kv_cache(
         self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -119,11 +119,24 @@ class ForwardOutput:
     """An answer to inputs that say how their rows are sampled."""
 
 
+class MemoryUsage(NamedTuple):
+    """Bytes that a runner has allocated beside the pageable memory of its process."""
+
+    device: int = 0
+    """Of the device's own memory: weights, KV cache, graphs and buffers."""
+    pinned: int = 0
+    """Of the host's memory, where the device copies offloaded KV blocks from and to."""
+
+
 class ModelRunner(Protocol):
     """Runs one packed forward. It owns the weights and the KV storage; it knows no requests."""
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    def memory_usage(self) -> MemoryUsage:
+        """As it is now; waits for nothing."""
+        ...
 
     def allocate_kv_cache(
         self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()

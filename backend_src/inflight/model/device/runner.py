@@ -24,7 +24,7 @@ from inflight.model.device.sampler import DeviceSampler
 from inflight.model.device.sizing import NO_ROWS, every_rule
 from inflight.model.device.staging import RowLimits
 from inflight.model.dtypes import DTYPES
-from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
 
 
 class DeviceRunner:
@@ -72,6 +72,12 @@ class DeviceRunner:
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    def memory_usage(self) -> MemoryUsage:
+        memory = self._runtime.memory
+        return MemoryUsage(
+            device=0 if memory is None else memory.in_use(), pinned=self.kv_cache.pinned_bytes
+        )
 
     @property
     def captured_sizes(self) -> tuple[int, ...]:
