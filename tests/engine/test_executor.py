@@ -147,6 +147,7 @@ def test_statistics_add_up() -> None:
         requests = executor.get_latest_request_stats()
         assert executor.get_latest_iteration_stats() == []
     assert sum(s.inflight_batching_stats.num_ctx_tokens for s in stats) == 22
+    assert {(s.gpu_mem_usage, s.pinned_mem_usage) for s in stats} == {(7 << 30, 3 << 20)}
     assert sum(s.num_generated_tokens for s in stats) == 12
     assert sum(s.num_completed_requests for s in stats) == 2
     assert [s.iter for s in stats] == list(range(len(stats)))

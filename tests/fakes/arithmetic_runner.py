@@ -17,7 +17,7 @@ import numpy.typing as npt
 from inflight.api.kv_pools import KvPool, group_layers
 from inflight.errors import ConfigError, ForwardError
 from inflight.model.layer_groups import pool_of_layers
-from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
 
 VOCAB_SIZE = 997
 POISON = -1
@@ -92,6 +92,9 @@ class ArithmeticRunner:
             device="cpu",
             layer_groups=group_layers(self.windows, [BYTES_PER_LAYER] * num_layers),
         )
+
+    def memory_usage(self) -> MemoryUsage:
+        return MemoryUsage(device=7 << 30, pinned=3 << 20)
 
     def allocate_kv_cache(
         self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()

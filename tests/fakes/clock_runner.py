@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from inflight.api.kv_pools import KvPool
 from inflight.cli.calibration import shape_of
-from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
 from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator.cost_model import CostModel
 from inflight.simulator.trace import VOCAB_SIZE
@@ -34,6 +34,9 @@ class ClockRunner:
         self.seconds_per_block = seconds_per_block
         self.now = 0.0
         self.shapes: list[IterationShape] = []
+
+    def memory_usage(self) -> MemoryUsage:
+        return MemoryUsage()
 
     def allocate_kv_cache(
         self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()

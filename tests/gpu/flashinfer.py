@@ -1,11 +1,11 @@
-"""Stage, by itself: FlashInfer behind our adapter, against the reference and beside our kernels.
+"""Stage: FlashInfer behind our adapter, against the reference and beside our kernels.
 
     bash tests/gpu/run.sh --only environment flashinfer
     python -m tests.gpu.flashinfer [--tune FILE]
 
-It is none of the suite's usual stages: FlashInfer is optional, and unless it was installed with
-compiled kernels it compiles each kind of rules for longer than they have time. ``--tune`` measures
-the launches of our kernels first, and keeps them in FILE.
+FlashInfer is optional. In the whole suite it gets what the other stages left over, and ends itself
+then: unless it was installed with compiled kernels it compiles each kind of rules for minutes.
+``--tune`` measures the launches of our kernels first, and keeps them in FILE.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from inflight.errors import one_line
 from inflight.kernels.launch import AttentionLaunches
 from inflight.kernels.tuning import launches_for, tune
 from inflight.model.device.flashinfer_attention import missing_reason
+from tests.gpu.budget import skip_rest_in_time
 from tests.gpu.card import why_no_card
 from tests.gpu.kernel_speed import ceiling, measured, seconds
 from tests.gpu.kernel_works import (
@@ -46,6 +47,7 @@ def main() -> None:
     if reason is not None:
         emit(Row(what=KERNEL, outcome=Outcome.SKIPPED, note=reason))
         return
+    skip_rest_in_time(KERNEL)
     torch.manual_seed(1)
     device, shape = torch.device("cuda"), attention_shape(LLAMA)
     if options.tune:

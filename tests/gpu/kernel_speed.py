@@ -1,11 +1,12 @@
 """Stage: how fast the kernels are, beside a copy and a matrix product measured in the same run.
 
-    python -m tests.gpu.kernel_speed [--tune FILE]
+    python -m tests.gpu.kernel_speed [--tune [FILE]]
     TRITON_INTERPRET=1 python -m tests.gpu.kernel_speed --cpu
 
 Shapes are those of Llama 3 8B in bf16, and of Qwen3 30B-A3B for experts. Each kernel is repeated
 inside a CUDA graph, so that only the card is measured. ``--tune`` measures the launches of
-attention first, and keeps them in FILE. With --cpu everything is small and runs under the
+attention first, unless FILE has them, and keeps them there; without FILE where a server finds them.
+With --cpu everything is small and runs under the
 interpreter: it proves this script, and says nothing of speed.
 """
 
@@ -18,7 +19,9 @@ from pathlib import Path
 
 import torch
 
-from inflight.kernels.tuning import launches_for, tune
+from inflight.api.config import InflightConfig
+from inflight.kernels.tuning import is_measured, launches_for, tune
+from inflight.model.device.load import launches_file
 from tests.gpu.card import is_skipped
 from tests.gpu.expert_works import QWEN3, SMALL_EXPERTS, expert_works
 from tests.gpu.kernel_works import (
@@ -34,6 +37,8 @@ from tests.gpu.kernel_works import (
 from tests.gpu.rows import Row, emit
 from tests.gpu.sampling_speed import LLAMA_SAMPLING, SMALL_SAMPLING, sampling_rows
 
+SERVED = launches_file(InflightConfig())
+"""Where a server looks for launches."""
 TARGET_BANDWIDTH = 0.7
 TARGET_PRODUCTS = 0.5
 REPEATS = 10
@@ -42,7 +47,7 @@ REPEATS = 10
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--tune", type=Path, metavar="FILE")
+    parser.add_argument("--tune", type=Path, nargs="?", const=SERVED, metavar="FILE")
     options = parser.parse_args()
     if is_skipped("kernels", on_cpu=options.cpu):
         return
@@ -52,7 +57,7 @@ def main() -> None:
     copy = ceiling(copy_work(sizes, device), device)
     product = ceiling(product_work(sizes, device), device)
     shape = attention_shape(sizes)
-    if options.tune and not options.cpu:
+    if options.tune and not options.cpu and not is_measured(options.tune, shape, device):
         tune(options.tune, shape, device)
     launches = launches_for(options.tune, shape, device)
     for work in (*elementwise(sizes, device), *attention(sizes, launches, device)):

@@ -49,7 +49,7 @@ LLAMA = Sizes(
     vocab=128256,
     heads=(32, 8),
     head_dim=128,
-    tokens_per_block=64,
+    tokens_per_block=32,  # the default
     generations=((1, 8192), (8, 4096), (64, 2048), (256, 1024)),
     contexts=((1, 2048, 2048), (1, 8192, 8192), (8, 512, 4096)),
     copied_bytes=1 << 30,
@@ -158,8 +158,8 @@ def storage(sizes: Sizes, device: torch.device) -> Iterator[Work]:
     kv.zero_()
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * sizes.head_dim, device=device).to(DTYPE)
     query = torch.empty(rows, heads, sizes.head_dim, dtype=DTYPE, device=device)
-    positions = torch.arange(rows, device=device)
-    slots = torch.randperm(num_blocks * sizes.tokens_per_block, device=device)[:rows].contiguous()
+    positions = torch.arange(rows, dtype=torch.int32, device=device)
+    slots = torch.randperm(num_blocks * sizes.tokens_per_block, device=device)[:rows].int()
     cos_sin = torch.randn(rows, sizes.head_dim, device=device)
     rules = Rules(num_heads=heads, head_dim=sizes.head_dim, cos_sin=cos_sin)
     yield Work(

@@ -1,164 +1,165 @@
-"""Prints how many versions a warm-up compiles, and those that later iterations would compile.
+"""Prints which kernels a load compiles, and versions that later iterations would compile.
 
     python tests/gpu/steady_versions.py
 
-A request must never wait for the compiler. Nothing is compiled here, and no card is needed.
+A request must never wait for the compiler. What is driven is what serves: the runner of a tiny
+checkpoint, loaded with its proof, its largest forward and its warm-up, then iterations of every
+kind and blocks that move. Nothing is compiled or computed here, and no card is needed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "backend_src")]
 
-from tests.gpu.compile_kernels import recorded  # noqa: E402  (before any kernel is defined)
+from tests.gpu.compile_kernels import recorded  # noqa: E402  (before any kernel)
 
 # isort: split
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from inflight.kernels.attention import AttentionPlan, AttentionRows, attend  # noqa: E402
-from inflight.kernels.blocks import copy_blocks  # noqa: E402
-from inflight.kernels.combine import combine  # noqa: E402
-from inflight.kernels.expert_linears import expert_gate_ups, expert_linears  # noqa: E402
-from inflight.kernels.launch import default_launches  # noqa: E402
-from inflight.kernels.likeliest import likeliest, likeliest_parts  # noqa: E402
-from inflight.kernels.logit_edits import edit_logits  # noqa: E402
-from inflight.kernels.rms_norm import rms_norm  # noqa: E402
-from inflight.kernels.rope import rope_and_write  # noqa: E402
-from inflight.kernels.routing import Routing, route  # noqa: E402
-from inflight.kernels.sampling import sample  # noqa: E402
-from inflight.kernels.sampling_rows import SamplingRows  # noqa: E402
-from tests.gpu.kernel_works import Rules  # noqa: E402
+from inflight.api.config import InflightConfig  # noqa: E402
+from inflight.batch.device_sampling import RowLists, SamplingInputs  # noqa: E402
+from inflight.kernels.attention import AttentionPlan  # noqa: E402
+from inflight.model.device.load import load_device_runner  # noqa: E402
+from inflight.model.device.plain_runtime import PlainRuntime  # noqa: E402
+from inflight.model.device.runner import DeviceRunner  # noqa: E402
+from inflight.model.device.sizing import every_rule  # noqa: E402
+from inflight.model.runner import PackedInputs  # noqa: E402
+from tests.fakes.tiny_models import VOCAB_SIZE, tiny_checkpoint  # noqa: E402
 
-CPU = torch.device("cpu")
-HEADS, KV_HEADS, HEAD_DIM, WIDTH, VOCAB = 8, 2, 64, 512, 9000
-EXPERTS, CHOSEN, INNER = 3, 2, 96
-MOST = 64
-RULES = Rules(num_heads=HEADS, head_dim=HEAD_DIM, cos_sin=torch.zeros(MOST, HEAD_DIM))
-
-
-class Model:
-    """The buffers of a runner, and one layer's calls on the rows of an iteration."""
-
-    def __init__(self) -> None:
-        self.hidden = torch.zeros(MOST, WIDTH)
-        self.qkv = torch.zeros(MOST, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
-        self.query = torch.zeros(MOST, HEADS, HEAD_DIM)
-        self.out = torch.zeros(MOST, HEADS, HEAD_DIM)
-        self.storage = torch.zeros(1, 2, 16, KV_HEADS, 16, HEAD_DIM)
-        self.logits = torch.zeros(MOST, VOCAB)
-        self.counts = torch.zeros(MOST, VOCAB, dtype=torch.int32)
-        parts = MOST * likeliest_parts(VOCAB)
-        self.room = (torch.zeros(parts), torch.zeros(parts, dtype=torch.int32))
-        self.ids, self.largest = torch.zeros(MOST, dtype=torch.int32), torch.zeros(MOST)
-        plan = AttentionPlan.allocate(
-            num_heads=HEADS,
-            num_kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM,
-            launches=default_launches(HEAD_DIM, torch.float32),
-            device=CPU,
-        )
-        self.plan = replace(plan, wanted_programs=64)
-        self.experts = Experts()
-
-    def step(self, contexts: int, generations: int, *, shift: int, longest: int) -> None:
-        """``shift``: where metadata lies in its buffer, in numbers."""
-        sequences, rows = contexts + generations, 3 * contexts + generations
-        metadata = torch.zeros(4096, dtype=torch.int32)[shift:]
-        wide = torch.zeros(4096, dtype=torch.int64)[shift:]
-        rms_norm(self.hidden[:rows], self.hidden[0], 1e-5, self.hidden[:rows])
-        self.experts.step(self.hidden[:rows])
-        rope_and_write(
-            self.qkv[:rows],
-            self.query[:rows],
-            self.storage[0],
-            wide[:rows],
-            wide[rows : 2 * rows],
-            RULES,
-        )
-        iteration = AttentionRows(
-            cu_seqlens_q=metadata[: sequences + 1],
-            context_lens=metadata[100 + shift :][:sequences],
-            block_tables=metadata[200 + shift :][: sequences * 9].view(sequences, 9),
-            num_context_sequences=contexts,
-            num_context_tokens=3 * contexts,
-            longest=longest,
-        )
-        attend(self.query[:rows], self.storage[0], iteration, RULES, self.out[:rows], self.plan)
-        shown = slice(shift, shift + sequences)
-        likeliest(self.logits[:sequences], self.ids[shown], self.largest[shown], self.room)
-        self.sample(sequences, metadata, wide[shift:].view(torch.float64))
-        copy_blocks(self.storage, metadata[:2], metadata[2:4])
-
-    def sample(self, num_rows: int, metadata: torch.Tensor, doubles: torch.Tensor) -> None:
-        numbers, floats = metadata[:num_rows], metadata.view(torch.float32)[:num_rows]
-        starts, listed = metadata[: num_rows + 1], metadata[: num_rows % 5 + 1]
-        logits = self.logits[:num_rows]
-        rows = SamplingRows(
-            temperatures=floats,
-            top_ks=numbers,
-            top_ps=doubles[:num_rows],
-            min_p_offsets=doubles[:num_rows],
-            uniforms=doubles[:num_rows],
-            wants_log_prob=numbers,
-            is_left=numbers,
-            bias_starts=starts,
-            bias_ids=listed,
-            biases=listed.view(torch.float32),
-            masked_starts=starts,
-            masked_ids=listed,
-            repetition_penalties=floats,
-            presence_penalties=floats,
-            frequency_penalties=floats,
-            slots=numbers,
-            fresh_slots=listed,
-            counted_starts=starts,
-            counted_ids=listed,
-            counts=self.counts,
-            has_penalties=True,
-            normalize_log_probs=num_rows % 2 == 0,
-        )
-        edit_logits(logits, rows)
-        sample(logits, rows, numbers, floats)
+MODEL_TYPES = ("llama", "qwen2_moe")
+"""Without experts, and with shared ones."""
+MOST, LONGEST, TOKENS_PER_BLOCK, NUM_BLOCKS = 64, 128, 16, 12
+ROWS_OF_CONTEXT = 3
+WANTED_PROGRAMS = 256
+"""Of a card; a CPU has so few that no sequence would be split."""
+ITERATIONS = ((0, 1), (1, 0), (2, 3), (0, 2), (16, 0), (1, 16), (0, 33), (0, MOST))
+"""Contexts and generations."""
 
 
-class Experts:
-    """Those of a layer, with a shared one."""
+class CardLike(PlainRuntime):
+    """Has memory, so the load runs the largest forward."""
+
+    class Memory:
+        def free(self) -> int:
+            return 1 << 30
+
+        def largest_use(self, work: Callable[[], object]) -> int:
+            work()
+            return 0
+
+        def release(self) -> None:
+            pass
 
     def __init__(self) -> None:
-        self.gate_ups = torch.zeros(EXPERTS, 2 * INNER, WIDTH)
-        self.downs = torch.zeros(EXPERTS, WIDTH, INNER)
+        super().__init__(torch.device("cpu"))
+        self.memory = self.Memory()  # type: ignore[assignment]
 
-    def step(self, x: torch.Tensor) -> None:
-        """What is between the products is new in each iteration, as it is in the runner."""
-        routing = Routing.allocate(
-            len(x), num_experts=EXPERTS, num_chosen=CHOSEN, num_shared=1, device=CPU
-        )
-        route(torch.zeros(len(x), EXPERTS + 1), routing, is_softmax_of_chosen=True)
-        inner = torch.zeros(len(x) * CHOSEN, INNER)
-        expert_gate_ups(x, self.gate_ups, routing, inner, "silu")
-        results = torch.zeros(len(x) * CHOSEN, WIDTH)
-        expert_linears(inner, self.downs, routing, results)
-        combine(results, routing, torch.zeros_like(x), torch.zeros_like(x))
+
+def load(folder: Path, model_type: str) -> DeviceRunner:
+    """What the kernels of its proof say is not looked at: they have computed nothing."""
+    config = InflightConfig(
+        dtype="bf16",
+        max_batch_size=MOST,
+        max_num_tokens=4 * MOST,
+        max_seq_len=LONGEST,
+        tokens_per_block=TOKENS_PER_BLOCK,
+        attention_backend="triton",
+        kv_cache_host_memory_bytes=1 << 20,
+    )
+    with mock.patch("inflight.model.device.proof.check_equal", lambda *_: 0.0):
+        runner = load_device_runner(tiny_checkpoint(folder, model_type), config, CardLike())
+    runner.allocate_kv_cache(NUM_BLOCKS, TOKENS_PER_BLOCK)
+    return runner
+
+
+def many_programs(**arguments: Any) -> AttentionPlan:
+    return replace(_allocate(**arguments), wanted_programs=WANTED_PROGRAMS)
+
+
+_allocate = AttentionPlan.allocate
+
+
+def rows(contexts: int, generations: int, length: int) -> PackedInputs:
+    """Sequences of ``length`` tokens, all in the same blocks; the last row of each samples."""
+    sizes = np.array([ROWS_OF_CONTEXT] * contexts + [1] * generations, dtype=np.int32)
+    starts = np.append(0, np.cumsum(sizes)).astype(np.int32)
+    offsets = np.concatenate([np.arange(-size, 0) for size in sizes])
+    positions = np.maximum(0, length + offsets).astype(np.int64)
+    table = np.arange(-(-LONGEST // TOKENS_PER_BLOCK), dtype=np.int32)
+    return PackedInputs(
+        token_ids=np.zeros(len(positions), dtype=np.int64),
+        position_ids=positions,
+        slot_mapping=positions,
+        cu_seqlens_q=starts,
+        context_lens=np.maximum(sizes, length).astype(np.int32),
+        block_tables=np.tile(table, (len(sizes), 1)),
+        logits_indices=starts[1:].astype(np.int64) - 1,
+        num_context_sequences=contexts,
+        num_context_tokens=contexts * ROWS_OF_CONTEXT,
+    )
+
+
+def some_rules(num_rows: int) -> Iterator[SamplingInputs]:
+    """With all lists and without any, with penalties and without."""
+    rules = every_rule(num_rows, VOCAB_SIZE)
+    yield rules
+    none, ones = np.zeros(0, dtype=np.int32), np.ones(num_rows, dtype=np.float32)
+    no_lists = RowLists(starts=np.zeros(num_rows + 1, dtype=np.int32), ids=none)
+    yield replace(
+        rules,
+        repetition_penalties=ones,
+        presence_penalties=0 * ones,
+        frequency_penalties=0 * ones,
+        fresh_slots=none,
+        counted=no_lists,
+        biased=no_lists,
+        biases=np.zeros(0, dtype=np.float32),
+        masked=no_lists,
+        normalize_log_probs=False,
+    )
+
+
+def serve(runner: DeviceRunner) -> None:
+    for contexts, generations in ITERATIONS:
+        for length in (1, 16, 17, LONGEST):
+            inputs = rows(contexts, generations, length)
+            runner.forward(inputs)
+            runner.forward(replace(inputs, need_logits=False))
+            for sampling in some_rules(contexts + generations):
+                runner.forward(replace(inputs, sampling=sampling))
+    for ids in ([3], [4, 1], [0, 5, 2]):
+        block_ids = np.array(ids, dtype=np.int32)
+        runner.write_blocks(block_ids, runner.read_blocks(block_ids))
+        runner.copy_blocks(block_ids, block_ids + 6)
+        runner.copy_blocks(block_ids, block_ids[::-1].copy())
 
 
 def main() -> None:
-    model = Model()
-    with recorded() as versions:
-        model.step(1, 1, shift=0, longest=200)
-        model.step(0, 32, shift=0, longest=20)
-        model.step(0, MOST, shift=0, longest=20)
-        warmed_up = set(versions)
-        for contexts, generations in ((0, 1), (1, 0), (2, 3), (0, 2), (16, 0), (1, 16), (0, 33)):
-            for shift in (0, 1, 4, 7):
-                for longest in (1, 16, 17, 200):
-                    model.step(contexts, generations, shift=shift, longest=longest)
-    new = [key for key in versions if key not in warmed_up]
-    print(json.dumps({"warm_up": len(warmed_up), "new": new}))
+    kernels: set[str] = set()
+    new: list[str] = []
+    for model_type in MODEL_TYPES:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(AttentionPlan, "allocate", many_programs),
+            recorded() as versions,
+        ):
+            runner = load(Path(folder), model_type)
+            at_load = set(versions)
+            serve(runner)
+        kernels.update(versions[key].kernel.__name__ for key in at_load)
+        new += [key for key in versions if key not in at_load]
+    print(json.dumps({"kernels": sorted(kernels), "new": new}))
 
 
 if __name__ == "__main__":

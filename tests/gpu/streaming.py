@@ -18,12 +18,16 @@ from typing import Protocol
 
 import torch
 
+from tests.gpu.budget import seconds_left
 from tests.gpu.card import is_skipped
 from tests.gpu.random_checkpoint import LLAMA_1B, TINY, make_checkpoint
 from tests.gpu.rows import Outcome, Row, emit
 
 CARD_KEYS = {"max_num_tokens": 8192, "max_seq_len": 2048}
 """Configuration of the engine on a card, behind either door: the defaults are those of a CPU."""
+
+FALLBACK_SECONDS = 40.0
+"""Of the stage, kept for an Executor and the loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +122,17 @@ def _loads(*, on_cpu: bool) -> list[Load]:
 def _open_door(
     checkpoint: Path, scratch: Path, keys: Mapping[str, int]
 ) -> AbstractContextManager[Door]:
+    """A server that cannot be here is skipped, and one that does not get ready has failed."""
     from tests.gpu.streaming_executor import ExecutorDoor
-    from tests.gpu.streaming_server import ServerDoor, ServerMissingError
+    from tests.gpu.streaming_server import ServerDoor, ServerMissingError, ServerNotReadyError
 
     try:
-        return ServerDoor(checkpoint, scratch, keys)
-    except ServerMissingError as error:
+        return ServerDoor(checkpoint, scratch, keys, seconds_left() - FALLBACK_SECONDS)
+    except (ServerMissingError, ServerNotReadyError) as error:
+        is_missing = isinstance(error, ServerMissingError)
+        outcome = Outcome.SKIPPED if is_missing else Outcome.FAILED
         note = f"{error}; the Executor in this process instead"
-        emit(Row(what="tritonserver", outcome=Outcome.SKIPPED, note=note))
+        emit(Row(what="tritonserver", outcome=outcome, note=note))
         return ExecutorDoor(checkpoint, keys)
 
 

@@ -26,6 +26,7 @@ from tests.gpu.streaming import Load, Stream
 CARRIED_VARIABLE = "CARRIED_SERVER"
 """Environment variable of run.sh: the folder with what only the server needs."""
 READY_SECONDS = 90.0
+"""At most: a server that is not ready by then will not be."""
 _STOP_SECONDS = 15.0
 _NO_END_ID = -1
 _ROOT = Path(__file__).parents[2]
@@ -33,6 +34,10 @@ _ROOT = Path(__file__).parents[2]
 
 class ServerMissingError(Exception):
     """No tritonserver runs here; the text says why."""
+
+
+class ServerNotReadyError(Exception):
+    """It was started; the text is the end of its log."""
 
 
 def server_python(folder: Path) -> Path:
@@ -53,9 +58,13 @@ class ServerDoor:
 
     name = "tritonserver"
 
-    def __init__(self, checkpoint: Path, scratch: Path, keys: Mapping[str, int]) -> None:
-        """``keys``: of the configuration. Raises ServerMissingError with the first thing that the
-        doctor finds missing, RuntimeError with the end of the log of a server that is not ready."""
+    def __init__(
+        self, checkpoint: Path, scratch: Path, keys: Mapping[str, int], seconds: float
+    ) -> None:
+        """``keys``: of the configuration. It has ``seconds`` to get ready. Raises
+        ServerMissingError with the first thing that the doctor finds missing,
+        ServerNotReadyError."""
+        deadline = time.monotonic() + min(READY_SECONDS, seconds)
         python = server_python(scratch / "python")
         self._http, grpc, metrics = free_ports(3)
         self._log = scratch / "server.log"
@@ -74,7 +83,7 @@ class ServerDoor:
                 stderr=subprocess.STDOUT,
             )
         try:
-            self._wait_ready()
+            self._wait_ready(deadline)
         except BaseException:
             self._end()
             raise
@@ -114,12 +123,11 @@ class ServerDoor:
             connection.close()
         return stream
 
-    def _wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_SECONDS
+    def _wait_ready(self, deadline: float) -> None:
         while "inflight: ready after" not in (text := self._log.read_text(errors="replace")):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 last = (text.strip().splitlines() or ["no output"])[-1]
-                raise RuntimeError(f"the server is not ready: {last}")
+                raise ServerNotReadyError(f"the server is not ready: {last}")
             time.sleep(0.1)
 
     def _end(self) -> None:

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from tests.gpu.budget import END_VARIABLE
 from tests.gpu.environment import CARD
 from tests.gpu.rows import Outcome, Row
 from tests.gpu.stage_process import run_stage
 from tests.gpu.stages import (
     CPU_SUITE_SECONDS,
-    OPTIONAL_STAGES,
     STAGES,
     SUITE_SECONDS,
     Stage,
@@ -81,8 +81,9 @@ class Suite:
 
     def _result(self, stage: Stage, limit: float) -> list[Row]:
         command = (sys.executable, "-u", *stage.command(on_cpu=self._on_cpu))
+        environment = self._environment | {END_VARIABLE: str(self._clock() + limit)}
         try:
-            rows = self._run_stage(command, self._environment, limit, self._show)
+            rows = self._run_stage(command, environment, limit, self._show)
         except OSError as error:
             rows = [Row(what="the stage itself", outcome=Outcome.FAILED, note=str(error))]
         for row in rows:
@@ -123,17 +124,15 @@ def main() -> None:
 
 
 def wanted_stages(names: Sequence[str] | None) -> list[Stage]:
-    """Those of ``names``; None: the usual ones."""
-    if names is None:
-        return list(STAGES)
-    return [stage for stage in (*STAGES, *OPTIONAL_STAGES) if stage.name in names]
+    """Those of ``names``, in their order; None: all."""
+    return [stage for stage in STAGES if names is None or stage.name in names]
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/gpu/run.sh", description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="a CPU stand-in, in small")
     parser.add_argument("--seconds", type=float, help="the budget of all stages together")
-    names = [stage.name for stage in (*STAGES, *OPTIONAL_STAGES)]
+    names = [stage.name for stage in STAGES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these stages")
     parser.add_argument("--out", type=Path, default=Path("results/gpu"), help="for JSON, Markdown")
     return parser.parse_args()

@@ -200,8 +200,9 @@ def _run_rope(dtype: torch.dtype, shape: RopeShape, device: torch.device) -> flo
     # The projection's rows lie apart, in a buffer that is made for more.
     qkv = (random(generator, num_rows, width + 32) * 2).to(device, dtype)[:, :width]
     before = qkv.clone()
-    slots = torch.randperm(num_blocks * shape.tokens_per_block, generator=generator)[:num_rows]
-    positions = torch.tensor([0, 6, 49, 3, 6])
+    num_slots = num_blocks * shape.tokens_per_block
+    slots = torch.randperm(num_slots, generator=generator)[:num_rows].int()
+    positions = torch.tensor([0, 6, 49, 3, 6], dtype=torch.int32)
     layout = KvShape(
         num_layers=1, num_kv_heads=rules.num_kv_heads, head_dim=shape.head_dim, dtype=dtype
     )

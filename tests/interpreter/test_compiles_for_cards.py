@@ -86,15 +86,27 @@ def too_large(versions: list[dict[str, Any]], capability: int) -> list[dict[str,
 
 
 @pytest.mark.interpreter
-def test_no_iteration_compiles_what_a_warm_up_has_not() -> None:
+def test_no_iteration_compiles_what_a_load_has_not() -> None:
+    found = printed("steady_versions.py")
+    assert found["new"] == []
+    assert set(found["kernels"]) == KERNELS
+
+
+@pytest.mark.interpreter
+def test_no_kernel_and_no_sampling_reads_the_device_from_the_host() -> None:
+    found = printed("no_host_reads.py")
+    assert found["rows"] > 500
+    assert set(found["kernels"]) == KERNELS - {"_move_blocks", "join_splits"}
+
+
+def printed(script: str) -> Any:
+    """By a script that compiles nothing."""
     run = subprocess.run(
-        [sys.executable, SCRIPT.with_name("steady_versions.py")],
+        [sys.executable, SCRIPT.with_name(script)],
         env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout)
-    assert found["new"] == []
-    assert found["warm_up"] >= 15
+    return json.loads(run.stdout)

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
+from inflight.errors import ConfigError  # noqa: E402
 from inflight.kernels import tuning  # noqa: E402
 from inflight.kernels.attention import AttentionPlan  # noqa: E402
 from inflight.kernels.launch import AttentionLaunches, Launch, default_launches  # noqa: E402
@@ -80,17 +81,46 @@ def test_the_defaults_stay_where_nothing_is_faster(
     assert tuned == default_launches(SHAPE.head_dim, SHAPE.dtype)
 
 
-def test_a_candidate_that_does_not_fit_on_the_card_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [OutOfResources(300_000, 232_448, "shared memory"), RuntimeError("PassManager::run failed")],
+    ids=["too large", "not compiled"],
+)
+def test_a_candidate_that_does_not_run_on_the_card_is_passed_over(
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("DEBUG", tuning.__name__)
+
     def time(launches: AttentionLaunches) -> float:
         if launches.context.columns == 128:
-            raise OutOfResources(300_000, 232_448, "shared memory")
+            raise error
         return 1.0 / launches.context.columns
 
     clock = Clock(monkeypatch, time)
     tuned = tune(tmp_path / "f", SHAPE, CPU, measure=clock, loads=LOADS)
     assert tuned.context.columns == 64
+    assert "passed over: AttentionLaunches(context=Launch(rows=128" in caplog.messages[0]
+    assert caplog.messages[0].endswith(f": {error}")
+
+
+def test_nothing_runs_and_no_memory_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(error: Exception) -> Clock:
+        def time(launches: AttentionLaunches) -> float:
+            raise error
+
+        return Clock(monkeypatch, time)
+
+    with pytest.raises(ConfigError, match="no tile of the kernels runs on this card"):
+        tune(tmp_path / "f", SHAPE, CPU, measure=failing(RuntimeError("no")), loads=LOADS)
+    with pytest.raises(torch.OutOfMemoryError):
+        full = failing(torch.OutOfMemoryError("no memory"))
+        tune(tmp_path / "f", SHAPE, CPU, measure=full, loads=LOADS)
+    assert not (tmp_path / "f").exists()
 
 
 def test_shapes_lie_beside_each_other_in_the_file(

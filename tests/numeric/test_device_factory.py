@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from inflight.api.config import InflightConfig
-from inflight.errors import ConfigError
+from inflight.errors import CheckpointError, ConfigError
 from inflight.model import factory
 from inflight.model.device import load
 from inflight.model.device.plain_runtime import PlainRuntime
 from inflight.model.device.runner import DeviceRunner
 from inflight.model.dtypes import choose_device
-from tests.fakes.tiny_models import tiny_checkpoint
+from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_checkpoint, tiny_config
 
 pytestmark = pytest.mark.numeric
 
@@ -61,6 +61,19 @@ def test_a_gpu_takes_the_device_runner(
     assert said == [("loading weights to cpu", (layer + 1) / 3) for layer in range(3)]
 
 
+def test_a_load_is_logged_by_tenths(
+    tmp_path: Path, hf_loads: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", factory.__name__)
+    config = tiny_config("llama", num_hidden_layers=40)
+    factory.load_runner(
+        save_tiny_checkpoint(tmp_path, config), InflightConfig.model_validate(SMALL)
+    )
+    line = "loading the model: loading weights to cpu"
+    lines = [message for message in caplog.messages if message.startswith(line)]
+    assert lines == [f"{line} ({tenth * 10}%)" for tenth in range(11)]
+
+
 @pytest.mark.parametrize(
     ("model_type", "keys"),
     [("gpt2", {}), ("llama", {"kv_cache_dtype": "int8"})],
@@ -77,9 +90,25 @@ def test_without_kernels_transformers_serve(
     tmp_path: Path, hf_loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tiny_checkpoint(tmp_path / "llama")
-    monkeypatch.setattr(load, "_why_no_kernels", lambda config: "there is no Triton")
+    monkeypatch.setattr(load, "why_no_kernels", lambda config: "there is no Triton")
     load_runner(directory, attention_backend="auto")
     assert hf_loads == ["llama"]
+
+
+def test_kernels_that_cannot_be_compiled_are_said_in_words(
+    tmp_path: Path, hf_loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    directory = tiny_checkpoint(tmp_path / "llama")
+    monkeypatch.setenv("CC", "a-compiler-that-is-nowhere")
+    load_runner(directory, attention_backend="auto")
+    assert hf_loads == ["llama"]
+    with pytest.raises(ConfigError, match="attention_backend: triton: Triton compiles with C comp"):
+        load_runner(directory, attention_backend="triton")
+    monkeypatch.setattr(PlainRuntime, "device", torch.device("cuda"), raising=False)
+    monkeypatch.setattr(PlainRuntime, "__init__", lambda runtime, device: None)
+    with pytest.raises(ConfigError, match="runner: fused: Triton compiles with C compiler"):
+        load_runner(directory, attention_backend="auto", runner="fused")
 
 
 @pytest.mark.parametrize(
@@ -132,3 +161,28 @@ def test_a_gpu_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     assert choose_device("cpu") == choose_device("auto") == torch.device("cpu")
     with pytest.raises(ConfigError, match="device: cuda: torch finds no CUDA device"):
         choose_device("cuda")
+
+
+def test_who_runs_without_graphs_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    runtime = PlainRuntime(torch.device("cuda"))
+    keys = {"attention_backend": "torch", "max_batch_size": 4}
+    config = InflightConfig.model_validate(keys)
+    assert load._graph_sizes(config, runtime) == ()
+    assert load._graph_sizes(config, PlainRuntime(torch.device("cpu"))) == (1, 2, 4)
+    without = InflightConfig.model_validate(keys | {"cuda_graph_mode": False})
+    assert load._graph_sizes(without, runtime) == ()
+
+    def stop(*_: object, **__: object) -> None:
+        raise CheckpointError("enough")
+
+    monkeypatch.setattr("inflight.model.loading.load_model", stop)
+    for each in (config, without):
+        with pytest.raises(CheckpointError, match="enough"):
+            factory.load_hf_runner(Path(), each, None)
+    assert caplog.messages == [
+        "cuda_graph_mode: torch's attention runs without CUDA graphs",
+        "cuda_graph_mode: transformers' classes run without CUDA graphs",
+    ]

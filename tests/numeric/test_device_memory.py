@@ -14,14 +14,21 @@ import pytest
 import torch
 
 from inflight.api.config import InflightConfig
-from inflight.errors import CheckpointError, ConfigError, ForwardError
-from inflight.model.device.load import load_device_runner
+from inflight.errors import CheckpointError, ConfigError, EngineError, ForwardError
+from inflight.model.attention import AttentionBackend
+from inflight.model.device.load import load_device_runner, tune_kernels
 from inflight.model.device.plain_runtime import PlainReplay, PlainRuntime
 from inflight.model.device.runtime import Outputs
 from inflight.model.device.torch_ops import TorchOps
+from inflight.model.factory import load_runner
+from inflight.model.fused.load import read_spec
+from inflight.model.packed_model import PackedModel
+from inflight.model.runner import ModelRunner, PackedInputs
+from inflight.model.torch_attention import TorchAttention
 from tests.fakes.tiny_models import VOCAB_SIZE, tiny_checkpoint
 from tests.numeric.device_driver import (
     CPU,
+    NUM_BLOCKS,
     TABLES,
     TOKENS_PER_BLOCK,
     NotedRuntime,
@@ -33,6 +40,8 @@ from tests.numeric.device_driver import (
 )
 
 pytestmark = pytest.mark.numeric
+
+HF = InflightConfig(dtype="fp32", num_threads=1, runner="hf", attention_backend="torch")
 
 
 def test_a_failing_forward_is_a_batch_error_and_the_next_one_works(tmp_path: Path) -> None:
@@ -53,6 +62,9 @@ class CountedMemory:
 
     def free(self) -> int:
         return 1_000_000
+
+    def in_use(self) -> int:
+        return 123_456
 
     def largest_use(self, work: Callable[[], object]) -> int:
         work()
@@ -81,13 +93,84 @@ def test_running_out_of_memory_ends_the_batch_and_gives_memory_back(
     np.testing.assert_array_equal(logits_of(runner, context(0)), expected)
 
 
+def move_blocks(runner: ModelRunner) -> dict[str, Callable[[], object]]:
+    """Each way to move a block, with the words of its fault."""
+    ids = np.array([1], dtype=np.int32)
+    contents = runner.read_blocks(ids)
+    return {
+        "copying 1 KV blocks": lambda: runner.copy_blocks(ids, ids + 1),
+        "reading 1 KV blocks": lambda: runner.read_blocks(ids),
+        "writing 1 KV blocks": lambda: runner.write_blocks(ids, contents),
+    }
+
+
+def test_blocks_that_find_no_memory_end_the_batch_and_give_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = CardLikeRuntime()
+    runner = tiny_runner(tmp_path, runtime)
+    moves = move_blocks(runner)
+    releases = runtime.memory.num_releases
+
+    for name in ("copy_blocks", "gather_blocks", "scatter_blocks"):
+        monkeypatch.setattr(TorchOps, name, lambda *arguments: out_of(torch.OutOfMemoryError))
+    for words, move in moves.items():
+        with pytest.raises(ForwardError, match=f"{words} failed: OutOfMemoryError"):
+            move()
+    assert runtime.memory.num_releases == releases + 3
+
+
+class DeadRuntime(CardLikeRuntime):
+    """Its device fails, and does nothing any more."""
+
+    is_dead = False
+
+    def check(self) -> None:
+        if self.is_dead:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_blocks_of_a_device_that_has_failed_end_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = DeadRuntime()
+    runner = tiny_runner(tmp_path, runtime)
+    moves = move_blocks(runner)
+    runtime.is_dead = True
+    monkeypatch.setattr(runner.kv_cache, "_ids", lambda ids: torch.zeros(1)[ids + 7])
+    for move in moves.values():
+        with pytest.raises(EngineError, match="cpu has failed: IndexError"):
+            move()
+
+
+def test_transformers_classes_give_memory_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = DeadRuntime()
+    monkeypatch.setattr("inflight.model.device.load.make_runtime", lambda device: runtime)
+    runner = load_runner(tiny_checkpoint(tmp_path), HF)
+    runner.allocate_kv_cache(NUM_BLOCKS, TOKENS_PER_BLOCK)
+    expected = runner.forward(context(0)).logits
+    releases = runtime.memory.num_releases
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchAttention, "attend", lambda *arguments: out_of(torch.OutOfMemoryError))
+        with pytest.raises(ForwardError, match="forward pass of 20 rows failed: OutOfMemoryError"):
+            runner.forward(context(0))
+        assert runtime.memory.num_releases == releases + 1
+        runtime.is_dead = True
+        with pytest.raises(EngineError, match="cpu has failed"):
+            runner.forward(context(0))
+    np.testing.assert_array_equal(runner.forward(context(0)).logits, expected)
+
+
+def out_of(kind: type[Exception]) -> torch.Tensor:
+    raise kind("no memory")
+
+
 @contextmanager
 def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def attend(*arguments: object) -> torch.Tensor:
-        raise torch.OutOfMemoryError("no memory")
-
     with monkeypatch.context() as patch:
-        patch.setattr(TorchOps, "attend", attend)
+        patch.setattr(TorchOps, "attend", lambda *arguments: out_of(torch.OutOfMemoryError))
         yield
 
 
@@ -144,6 +227,63 @@ def test_kernels_that_compute_something_else_are_not_served(
 def test_kv_memory_is_what_the_largest_forward_and_the_scratch_block_leave(tmp_path: Path) -> None:
     spec = tiny_runner(tmp_path, CardLikeRuntime()).spec
     assert spec.kv_memory_bytes == 1_000_000 - 300_000 - TOKENS_PER_BLOCK * spec.kv_bytes_per_token
+
+
+def test_transformers_classes_leave_what_the_largest_forward_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inflight.model.device.load.make_runtime", lambda device: CardLikeRuntime())
+    num_rows: list[int] = []
+    forward = PackedModel.forward
+
+    def noted(model: PackedModel, inputs: PackedInputs, backend: AttentionBackend) -> torch.Tensor:
+        num_rows.append(len(inputs.token_ids))
+        return forward(model, inputs, backend)
+
+    monkeypatch.setattr(PackedModel, "forward", noted)
+    config = HF.model_copy(update={"max_num_tokens": 200})
+    spec = load_runner(tiny_checkpoint(tmp_path), config).spec
+    assert spec.kv_memory_bytes == 1_000_000 - 300_000 and num_rows[-1] == 200
+
+
+def test_a_forward_of_transformers_classes_that_does_not_fit_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inflight.model.device.load.make_runtime", lambda device: CardLikeRuntime())
+    monkeypatch.setattr(
+        CountedMemory, "largest_use", lambda memory, work: out_of(torch.OutOfMemoryError)
+    )
+    with pytest.raises(CheckpointError, match="max_num_tokens 512, do not fit into the memory of"):
+        load_runner(tiny_checkpoint(tmp_path), HF)
+
+
+def test_a_full_card_keeps_the_usual_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuning = pytest.importorskip("inflight.kernels.tuning")
+    runtime = CardLikeRuntime()
+    runtime.device = torch.device("cuda")
+    monkeypatch.setattr(tuning, "is_measured", lambda *arguments: False)
+    monkeypatch.setattr(tuning, "tune", lambda *arguments: out_of(torch.OutOfMemoryError))
+    config = InflightConfig(dtype="bf16", cache_dir=str(tmp_path / "cache"))
+    said: list[str] = []
+    spec = read_spec(tiny_checkpoint(tmp_path / "model"))
+    tune_kernels(spec, config, runtime, lambda what, share: said.append(what))
+    assert said == ["measuring kernels (once)"] and runtime.memory.num_releases == 1
+    assert caplog.messages == ["no memory on cuda to measure kernels: they run as usual"]
+
+
+def test_memory_of_the_device_and_pinned_memory_are_told(tmp_path: Path) -> None:
+    class Pinning(CardLikeRuntime):
+        def register(self, buffer: torch.Tensor) -> bool:
+            return True
+
+    host_bytes = {"kv_cache_host_memory_bytes": 1 << 20}
+    usage = tiny_runner(tmp_path / "a", Pinning(), **host_bytes).memory_usage()
+    assert usage == (123_456, usage.pinned) and (1 << 19) < usage.pinned <= 1 << 20
+    unpinned = tiny_runner(tmp_path / "b", CardLikeRuntime(), **host_bytes).memory_usage()
+    assert unpinned == (123_456, 0)
+    assert tiny_runner(tmp_path / "c", **host_bytes).memory_usage() == (0, 0)
 
 
 def test_block_sizes_are_declared_and_checked(tmp_path: Path) -> None:

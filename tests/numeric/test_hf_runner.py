@@ -14,6 +14,7 @@ import torch
 from inflight.api.config import InflightConfig
 from inflight.batch import Phase, ScheduledBatch, ScheduledChunk
 from inflight.errors import ConfigError, ForwardError
+from inflight.model.device.plain_runtime import PlainRuntime
 from inflight.model.factory import load_runner
 from inflight.model.hf_runner import HfRunner
 from inflight.model.loading import load_model
@@ -99,7 +100,7 @@ def test_block_sizes_are_those_the_backend_declares(tmp_path: Path) -> None:
 
     cpu = torch.device("cpu")
     model = load_model(tiny_checkpoint(tmp_path), dtype=torch.float32, device=cpu)
-    runner = HfRunner(PackedModel(model), Picky(torch.float32, cpu))
+    runner = HfRunner(PackedModel(model), Picky(torch.float32, cpu), PlainRuntime(cpu))
     assert runner.spec.supported_tokens_per_block == (16, 32)
     with pytest.raises(ConfigError, match="tokens_per_block: 8 must be one of 16, 32"):
         runner.allocate_kv_cache(4, 8)

@@ -11,6 +11,7 @@ import torch
 
 from inflight.api.config import InflightConfig
 from inflight.model.accuracy import TextReader, deviation
+from inflight.model.device.plain_runtime import PlainRuntime
 from inflight.model.factory import load_runner
 from inflight.model.fused.load import build_fused_runner
 from inflight.model.hf_runner import HfRunner
@@ -42,7 +43,7 @@ def test_packed_equals_plain(model_type: str, tmp_path: Path) -> None:
     model = PackedModel(load_model(directory, dtype=torch.float32, device=torch.device("cpu")))
     probe(model, NativeAttentionBackend(native_library(), torch.float32))
     backend = NativeAttentionBackend(native_library(), torch.float32)
-    runner = HfRunner(model, backend)
+    runner = HfRunner(model, backend, PlainRuntime(model.device))
     runner.allocate_kv_cache(12, TOKENS_PER_BLOCK)
     backend.storage.fill_(torch.nan)
     rng = np.random.default_rng(4)

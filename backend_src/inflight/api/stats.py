@@ -198,7 +198,9 @@ class IterationStats(_Json):
     cpu_mem_usage: int = 0
     """Resident bytes of the process."""
     gpu_mem_usage: int = 0
+    """Bytes of the device that tensors take; 0 where the model computes on the CPU."""
     pinned_mem_usage: int = 0
+    """Bytes of the host that are pinned for offloaded KV blocks."""
     num_generated_tokens: int = 0
     """Tokens sampled in this iteration."""
     kv_cache_stats: KvCacheStats

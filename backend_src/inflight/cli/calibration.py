@@ -21,7 +21,7 @@ from inflight.cli.tier_calibration import measure_disk_tier, measure_host_tier
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor.forward_thread import ForwardThread
-from inflight.model.runner import ForwardOutput, ModelRunner, ModelSpec, PackedInputs
+from inflight.model.runner import ForwardOutput, MemoryUsage, ModelRunner, ModelSpec, PackedInputs
 from inflight.scheduler.iteration_cost import IterationCost, IterationShape, context_pairs
 from inflight.simulator.calibration_file import Calibration
 from inflight.simulator.cost_model import CostModel
@@ -58,6 +58,9 @@ class MeasuredRunner:
     def spec(self) -> ModelSpec:
         spec = self._runner.spec
         return replace(spec, layer_groups=()) if self._one_pool else spec
+
+    def memory_usage(self) -> MemoryUsage:
+        return self._runner.memory_usage()
 
     def allocate_kv_cache(
         self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from inflight.api.config import InflightConfig, process_environment
 from inflight.api.config_sources import environment_of
 from inflight.checkpoint import Checkpoint, prepare_checkpoint
-from inflight.cli import preflight
+from inflight.cli.doctor.accelerator import computes_on_card
 from inflight.cli.errors import StartupError
 from inflight.cli.memory import available_memory, check_memory
 from inflight.engine_files.key import engine_key
@@ -26,18 +26,19 @@ _QUICK_SECONDS = 0.5
 def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
     """All of it, side by side as far as it goes, so that a first start is short: kernels are
     compiled while the checkpoint is converted and the engine's build begins, which waits for them
-    where it needs them. There is nothing to do at the next start.
+    where it needs them. There is nothing to do at the next start. For a card that torch reaches,
+    only the checkpoint is made; where there is a driver, torch is asked in a process of its own.
 
     Raises ConfigError; StartupError where there is too little memory for the weights, or the engine
     cannot be built. Kernels that cannot be compiled are no error: the engine computes in torch
     then, and says so.
     """
+    if computes_on_card(config.device):
+        return prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
     has_kernels = threading.Event()
     kernels = threading.Thread(
         target=_compile_kernels, args=(config.cache_dir, has_kernels), daemon=True
     )
-    if config.device != "cpu" and preflight.has_gpu():
-        return prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
     kernels.start()
     checkpoint = prepare_checkpoint(config.model_dir, config.cache_dir, progress=say)
     check_memory(checkpoint.directory, config.dtype, available_memory())

@@ -72,7 +72,7 @@ class Engine:
         )
         self._limits = EngineLimits.of(config, vocab_size=runner.spec.vocab_size, pools=pools)
         self.inbox, self.outbox = Inbox(), Outbox()
-        self.stats = StatsRecorder(config)
+        self.stats = StatsRecorder(config, runner.memory_usage)
         tiers = make_tiers(runner, config, model_identity=model_identity, clock=clock)
         reporter = make_reporter(tiers, observers)
         self.kv = make_kv_cache(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inflight.api.executor_config import CapacitySchedulerPolicy, ExecutorConfig
 from inflight.api.stats import (
@@ -22,6 +22,7 @@ from inflight.engine.book import RequestBook
 from inflight.engine.iteration import SettledIteration
 from inflight.engine.memory import resident_bytes
 from inflight.kv_cache.pools import KvCache
+from inflight.model.runner import MemoryUsage
 
 _MEMORY_PERIOD_SECONDS = 1.0
 
@@ -29,8 +30,10 @@ _MEMORY_PERIOD_SECONDS = 1.0
 class StatsRecorder:
     """The engine thread records; any thread drains."""
 
-    def __init__(self, config: ExecutorConfig) -> None:
+    def __init__(self, config: ExecutorConfig, memory_usage: Callable[[], MemoryUsage]) -> None:
+        """``memory_usage``: of the runner; asked on the engine thread."""
         self._config = config
+        self._memory_usage = memory_usage
         self._iterations: deque[IterationStats] = deque(maxlen=config.iter_stats_max_iterations)
         self._requests: deque[RequestStatsPerIteration] = deque(
             maxlen=config.request_stats_max_iterations
@@ -42,7 +45,9 @@ class StatsRecorder:
         self._paused: list[LlmRequest] = []
         """In plans that have no record of their own, since the last record."""
         self._last_generation_end: float | None = None
-        self._memory = (float("-inf"), 0)
+        self._memory_taken = float("-inf")
+        self._memory = (0, MemoryUsage())
+        """Resident bytes of the process, and what the runner said at the same time."""
 
     def count_new(self, number: int) -> None:
         """Requests that joined since the last recorded iteration."""
@@ -71,6 +76,7 @@ class StatsRecorder:
         plan, ended = settled.plan, settled.ended
         paused = [*self._paused, *plan.paused]
         self._paused.clear()
+        resident, usage = self._memory_at(ended)
         stats = IterationStats(
             timestamp=time.time(),
             iter=plan.iteration,
@@ -86,7 +92,9 @@ class StatsRecorder:
             max_batch_size_runtime=self._config.max_batch_size,
             max_num_tokens_static=self._config.max_num_tokens,
             max_num_tokens_runtime=self._config.max_num_tokens,
-            cpu_mem_usage=self._resident(ended),
+            cpu_mem_usage=resident,
+            gpu_mem_usage=usage.device,
+            pinned_mem_usage=usage.pinned,
             num_generated_tokens=settled.num_generated,
             kv_cache_stats=kv_cache_stats,
             inflight_batching_stats=_batching(plan, len(paused), self._config),
@@ -117,12 +125,11 @@ class StatsRecorder:
             self._last_generation_end = ended
         return ended - before if before is not None and plan.generation else 0.0
 
-    def _resident(self, now: float) -> int:
-        taken, size = self._memory
-        if now - taken >= _MEMORY_PERIOD_SECONDS:
-            size = resident_bytes()
-            self._memory = (now, size)
-        return size
+    def _memory_at(self, now: float) -> tuple[int, MemoryUsage]:
+        if now - self._memory_taken >= _MEMORY_PERIOD_SECONDS:
+            self._memory_taken = now
+            self._memory = resident_bytes(), self._memory_usage()
+        return self._memory
 
 
 def _batching(

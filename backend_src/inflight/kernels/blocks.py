@@ -14,8 +14,8 @@ WORDS = 2048
 def copy_blocks(storage: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
     """Copies blocks in all layers of ``storage`` (kv_layout.py); ids int32[n] on the device.
 
-    No target is among the sources or named twice: programs run in any order. Blocks that are
-    exchanged are gathered and then scattered.
+    No target is among the sources of others, or named twice: programs run in any order. Blocks
+    that are exchanged are gathered and then scattered.
     """
     assert source_ids.shape == target_ids.shape
     words = _storage_words(storage)

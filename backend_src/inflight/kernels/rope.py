@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from inflight.kernels.language import jit, power_of_2, tiles, tl
@@ -44,7 +45,7 @@ def rope_and_write(
 
     ``qkv``: [T, (num_heads + 2 * num_kv_heads) * head_dim], fp32, fp16 or bf16: the query heads of
     a row, then its key heads, then its value heads. ``cache``: of a layer, as kv_layout.py has it.
-    ``positions``, ``slots``: int64[T]; a position is a row of ``cos_sin``, a slot is block_id *
+    ``positions``, ``slots``: int32[T]; a position is a row of ``cos_sin``, a slot is block_id *
     tokens_per_block + offset, and rows that nobody wants write to a slot that nobody reads. Norm
     and rope are computed in fp32 and rounded once.
     """
@@ -56,6 +57,7 @@ def rope_and_write(
     assert query.stride()[1:] == (head_dim, 1)
     assert cache.shape[4] == head_dim and cache.is_contiguous()
     assert slots.shape == positions.shape and positions.is_contiguous() and slots.is_contiguous()
+    assert slots.dtype is positions.dtype is torch.int32
     if num_rows == 0:
         return
     absent = qkv  # stands where a pointer is never read

@@ -7,6 +7,7 @@ what was never measured runs with the defaults.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -16,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inflight.errors import ConfigError
+from inflight.errors import ConfigError, one_line
 from inflight.kernels.attention import AttentionPlan, AttentionRows, attend
 from inflight.kernels.kv_layout import KvShape
-from inflight.kernels.language import OutOfResources, tiles, triton
+from inflight.kernels.language import tiles, triton
 from inflight.kernels.launch import AttentionLaunches, Launch, default_launches
 from inflight.kernels.measurements import read_entries, store_entry
+
+_LOG = logging.getLogger(__name__)
 
 Measure = Callable[[Callable[[], None]], float]
 """Runs what it is given some times; returns how long one run takes."""
@@ -121,7 +124,8 @@ def tune(
     """Measures the candidates on ``loads`` (contexts, generations) and writes the fastest to
     ``file``, beside what is there of other shapes. Takes seconds, most of them to compile, and
     memory for the largest load. ``measure``: None for the card's own clock. Raises OSError when
-    the file cannot be written, ConfigError when nothing runs on this card.
+    the file cannot be written, ConfigError when nothing runs on this card, torch.OutOfMemoryError
+    when there is no room for the loads.
     """
     context_loads, generation_loads = loads
     tuner = _Tuner(shape, device, triton.testing.do_bench if measure is None else measure)
@@ -166,7 +170,7 @@ class _Tuner:
             times = self._times(candidates, load)
             least = min(times)
             if least == math.inf:
-                raise ConfigError("attention_backend: no tile of the kernels fits into this card")
+                raise ConfigError("attention_backend: no tile of the kernels runs on this card")
             scores = [score + time / least for score, time in zip(scores, times, strict=True)]
         return candidates[scores.index(min(scores))]
 
@@ -185,7 +189,12 @@ class _Tuner:
             )
             try:
                 return self._measure(lambda: attend(query, cache, rows, rules, out, plan))
-            except OutOfResources:  # its tiles do not fit into this card's shared memory
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                # Most often OutOfResources: its tiles do not fit into this card's shared memory. A
+                # compiler may stumble over one of them as well.
+                _LOG.debug("passed over: %s: %s", launches, one_line(error))
                 return math.inf
 
         return [time(launches) for launches in candidates]

@@ -34,6 +34,7 @@ from inflight.native.kv_storage import KV_KINDS
 from inflight.native.library import NativeLibrary, load_native
 
 if TYPE_CHECKING:
+    from inflight.model.device.runtime import DeviceRuntime
     from inflight.model.hf_runner import HfRunner
     from inflight.model.packed_model import PackedModel
 
@@ -121,21 +122,49 @@ def load_hf_runner(
         raise ConfigError(f"dtype: {config.dtype}: only the fused runner computes in it{why}")
     if why_not_fused:
         _LOG.info("served by transformers' classes, slower than the fused: %s", why_not_fused)
-    from inflight.model.hf_runner import HfRunner
+    device = choose_device(config.device)
+    if device.type == "cuda" and config.cuda_graph_mode:
+        _LOG.info("cuda_graph_mode: transformers' classes run without CUDA graphs")
+    from inflight.model.device.load import make_runtime
+    from inflight.model.device.sizing import does_not_fit
     from inflight.model.loading import load_model
     from inflight.model.packed_model import PackedModel
     from inflight.model.probe import probe
 
-    device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
-    model = PackedModel(load_model(checkpoint_directory, dtype=dtype, device=device))
-    # int8 would hide in its rounding what the probe looks for.
-    probe(model, _attention(model, config, library, dtype))
+    try:
+        model = PackedModel(load_model(checkpoint_directory, dtype=dtype, device=device))
+        # int8 would hide in its rounding what the probe looks for.
+        probe(model, _attention(model, config, library, dtype))
+        return _hf_runner(model, config, library, make_runtime(device))
+    except torch.OutOfMemoryError:
+        raise does_not_fit(config, device) from None
+
+
+def _hf_runner(
+    model: PackedModel,
+    config: InflightConfig,
+    library: NativeLibrary | None,
+    runtime: DeviceRuntime,
+) -> HfRunner:
+    """``model``: proved already."""
+    from inflight.model.device.sizing import limits_of
+    from inflight.model.hf_runner import HfRunner
+    from inflight.model.hf_sizing import measure_hf_kv_memory
+
+    dtype = choose_dtype(config.dtype, model.device)
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
     reason = _why_not_native_attention(model, config, library, kv_dtype)
     if reason is not None and config.attention_backend == "auto":
         _LOG.info("torch attends, slower than kernels would: %s", reason)
-    return HfRunner(model, _attention(model, config, library, kv_dtype))
+
+    def new_attention() -> AttentionBackend:
+        return _attention(model, config, library, kv_dtype)
+
+    max_seq_len = config.max_seq_len or model.max_position_embeddings
+    limits = limits_of(config, max_seq_len)
+    kv_memory_bytes = measure_hf_kv_memory(model, new_attention, limits, max_seq_len, runtime)
+    return HfRunner(model, new_attention(), runtime, kv_memory_bytes=kv_memory_bytes)
 
 
 def why_not_native(
@@ -183,13 +212,14 @@ def _load_engine(
 
 
 def _logged(task: str) -> Callable[[str, float], None]:
-    """One line for each thing that is done for ``task``."""
-    said: list[str] = []
+    """A line for each thing that is done for ``task``, and one for each tenth of the whole."""
+    said: set[tuple[str, int]] = set()
 
     def log(what: str, share: float) -> None:
-        if what not in said:
-            said.append(what)
-            _LOG.info("%s: %s", task, what)
+        line = what, int(share * 10)
+        if line not in said:
+            said.add(line)
+            _LOG.info("%s: %s (%d%%)", task, what, 10 * line[1])
 
     return log
 

@@ -8,19 +8,29 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.api.kv_pools import KvPool, group_layers
-from inflight.errors import ForwardError
 from inflight.model.attention import AttentionBackend
+from inflight.model.device.faults import contained
+from inflight.model.device.runtime import DeviceRuntime
 from inflight.model.dtypes import DTYPES
 from inflight.model.packed_model import PackedModel
-from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
 
 
 class HfRunner:
     """A PackedModel and the attention backend that holds its KV cache. Used from one thread."""
 
-    def __init__(self, model: PackedModel, backend: AttentionBackend) -> None:
-        """``backend`` is new: ``allocate_kv_cache`` allocates it."""
+    def __init__(
+        self,
+        model: PackedModel,
+        backend: AttentionBackend,
+        runtime: DeviceRuntime,
+        *,
+        kv_memory_bytes: int | None = None,
+    ) -> None:
+        """``backend`` is new: ``allocate_kv_cache`` allocates it. ``runtime``: of the model's
+        device, for what is to be done after a fault. ``kv_memory_bytes``: as in ModelSpec."""
         self._model = model
+        self._runtime = runtime
         self.backend = backend
         """The live KV storage and the attention over it."""
         self._is_allocated = False
@@ -32,6 +42,7 @@ class HfRunner:
             supported_tokens_per_block=backend.supported_tokens_per_block,
             dtype=next(name for name, dtype in DTYPES.items() if dtype is model.dtype),
             device=str(model.device),
+            kv_memory_bytes=kv_memory_bytes,
             layer_groups=group_layers(
                 model.windows, [backend.kv_bytes_per_token([layer]) for layer in model.layers]
             ),
@@ -40,6 +51,10 @@ class HfRunner:
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    def memory_usage(self) -> MemoryUsage:
+        memory = self._runtime.memory
+        return MemoryUsage() if memory is None else MemoryUsage(device=memory.in_use())
 
     def allocate_kv_cache(
         self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
@@ -56,19 +71,16 @@ class HfRunner:
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
         assert self._is_allocated
-        try:
+        with contained(self._runtime, f"the forward pass of {len(inputs.token_ids)} rows"):
             logits = self._model.forward(inputs, self.backend)
             return ForwardOutput(logits=logits.float().contiguous().cpu().numpy())
-        except Exception as error:
-            raise ForwardError(
-                f"the forward pass of {len(inputs.token_ids)} rows failed: {type(error).__name__}"
-            ) from error
 
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
         assert self._is_allocated
-        self.backend.copy_blocks(source_ids, target_ids, pool)
+        with contained(self._runtime, f"copying {len(source_ids)} KV blocks"):
+            self.backend.copy_blocks(source_ids, target_ids, pool)
 
     @property
     def kv_block_format(self) -> str:
@@ -77,10 +89,12 @@ class HfRunner:
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         assert self._is_allocated
-        return self.backend.read_blocks(block_ids)
+        with contained(self._runtime, f"reading {len(block_ids)} KV blocks"):
+            return self.backend.read_blocks(block_ids)
 
     def write_blocks(
         self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
     ) -> None:
         assert self._is_allocated
-        self.backend.write_blocks(block_ids, contents)
+        with contained(self._runtime, f"writing {len(block_ids)} KV blocks"):
+            self.backend.write_blocks(block_ids, contents)

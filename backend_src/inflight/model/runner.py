@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -119,11 +119,24 @@ class ForwardOutput:
     """An answer to inputs that say how their rows are sampled."""
 
 
+class MemoryUsage(NamedTuple):
+    """Bytes that a runner has allocated beside the pageable memory of its process."""
+
+    device: int = 0
+    """Of the device's own memory: weights, KV cache, graphs and buffers."""
+    pinned: int = 0
+    """Of the host's memory, where the device copies offloaded KV blocks from and to."""
+
+
 class ModelRunner(Protocol):
     """Runs one packed forward. It owns the weights and the KV storage; it knows no requests."""
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    def memory_usage(self) -> MemoryUsage:
+        """As it is now; waits for nothing."""
+        ...
 
     def allocate_kv_cache(
         self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()
@@ -143,7 +156,8 @@ class ModelRunner(Protocol):
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
-        """Copies whole KV blocks (copy-on-write) of a pool, all its layers."""
+        """Copies whole KV blocks (copy-on-write) of a pool, all its layers. This and the next two
+        raise as ``forward`` does."""
         ...
 
     @property

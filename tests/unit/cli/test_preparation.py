@@ -14,6 +14,7 @@ import pytest
 from inflight.api.config import InflightConfig
 from inflight.checkpoint import Checkpoint
 from inflight.cli import preparation
+from inflight.cli.doctor import accelerator
 from inflight.cli.errors import StartupError
 from inflight.engine_files.key import engine_key
 from inflight.engine_files.store import EngineStore
@@ -33,7 +34,7 @@ MADE = Checkpoint(
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation.preflight, "has_gpu", lambda: False)
+    monkeypatch.setattr(preparation, "computes_on_card", lambda device: False)
     monkeypatch.setattr(preparation, "needs_engine", lambda *_: False)
 
 
@@ -104,6 +105,24 @@ def test_nothing_is_built_without_memory_for_the_weights(monkeypatch: pytest.Mon
     with pytest.raises(StartupError, match="not enough memory"):
         preparation.prepare(InflightConfig(dtype="bf16"), lambda line: None)
     assert not built
+
+
+@pytest.mark.parametrize("sees_card", [True, False])
+def test_what_torch_sees_decides_for_whom_is_prepared(
+    sees_card: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver alone is not a card that computes."""
+    monkeypatch.setattr(accelerator, "has_gpu", lambda: True)
+    monkeypatch.setattr(accelerator, "_ask_torch", lambda: ("13.0", sees_card))
+    monkeypatch.setattr(preparation, "computes_on_card", accelerator.computes_on_card)
+    monkeypatch.setattr(preparation, "prepare_checkpoint", lambda *a, **k: MADE)
+    done: list[str] = []
+    monkeypatch.setattr(preparation, "build_native", lambda cache_dir: done.append("kernels"))
+    monkeypatch.setattr(preparation, "check_memory", lambda *_: done.append("memory"))
+    preparation.prepare(InflightConfig(), lambda line: None)
+    assert sorted(done) == ([] if sees_card else ["kernels", "memory"])
+    preparation.prepare(InflightConfig(device="cpu"), lambda line: None)
+    assert sorted(done[-2:]) == ["kernels", "memory"]
 
 
 def test_a_bad_checkpoint_does_not_wait_for_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
+from inflight.api.config import process_environment
 from inflight.cli.doctor.finding import Finding, Status, size_text
 from inflight.cli.preflight import has_gpu
+from inflight.kernels.compiler import lacking_to_compile
 
 _QUERY = "name,memory.total,memory.free,driver_version,compute_cap"
 _SMI_SECONDS = 10
@@ -109,7 +109,7 @@ def look_at_kernel_language() -> Finding:
     found = f"triton {triton or 'is not installed'}"
     if not has_gpu():
         return Finding(what="GPU kernels", found=found, means="only a GPU needs it")
-    lacking = _lacking_to_compile()
+    lacking = lacking_to_compile(process_environment())
     if triton and not lacking:
         means = "kernels are compiled for the card"
         return Finding(what="GPU kernels", found=found, means=means)
@@ -120,6 +120,11 @@ def look_at_kernel_language() -> Finding:
         status=Status.NOTE,
         remedy="apt-get install g++ python3-dev" if triton else "pip install triton",
     )
+
+
+def compiles_kernels() -> bool:
+    """Triton's language is here, and what it compiles with."""
+    return installed_version("triton") is not None and not lacking_to_compile(process_environment())
 
 
 @cache
@@ -181,16 +186,6 @@ def _ask_torch() -> tuple[str | None, bool]:
     except ValueError:
         raise NoAnswerError(answer[:80]) from None
     return built_for, bool(is_available)
-
-
-def _lacking_to_compile() -> list[str]:
-    """Triton compiles a small C launcher for each kernel, in the process that calls it."""
-    lacking = []
-    if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
-        lacking.append("C compiler")
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        lacking.append("Python headers")
-    return lacking
 
 
 def _output(command: list[str], seconds: float) -> str:

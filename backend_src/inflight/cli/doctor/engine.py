@@ -23,6 +23,7 @@ from inflight.simulator.model_shape import ModelShape
 
 _FAST = "the fast one, for the architectures it knows"
 _HF_ASKED_FOR = "hf", "transformers' classes, the slower runner, as the configuration says", False
+_AUTO_RUNNER = "INFLIGHT_RUNNER=auto"
 _WITH_FLASHINFER = "with FlashInfer's attention"
 _OF_THE_CPU = ("int8", "int4")
 _OF_A_GPU = ("fp8",)
@@ -45,7 +46,7 @@ class Place:
     """The engine would compute on a card."""
     has_compiler: bool
     has_triton: bool
-    """Triton's language can be imported."""
+    """Triton's language, and what it compiles with."""
     has_flashinfer: bool
     """FlashInfer is installed."""
 
@@ -89,6 +90,9 @@ def look_at_runner(config: InflightConfig, place: Place) -> Finding:
     means = _attention_refused(config, place)
     if means is not None:
         return _refused(found, means, "INFLIGHT_ATTENTION_BACKEND=auto")
+    is_bare = place.has_gpu and not place.has_triton and config.attention_backend != "torch"
+    if is_bare and config.runner == "fused":
+        return _refused(found, "on a GPU runner fused needs Triton's kernels", _AUTO_RUNNER)
     taken, means, is_slow = (
         _taken_on_card(config, place) if place.has_gpu else _taken(config, place)
     )
@@ -110,9 +114,9 @@ def _attention_refused(config: InflightConfig, place: Place) -> str | None:
     """What ``attention_backend`` lacks here, where it names one; None: nothing."""
     wanted = config.attention_backend
     if wanted == "flashinfer" and not (place.has_gpu and place.has_triton and place.has_flashinfer):
-        return "attention_backend flashinfer needs a GPU, Triton's language and that library"
+        return "attention_backend flashinfer needs a GPU, Triton's kernels and that library"
     if wanted == "triton" and not (place.has_gpu and place.has_triton):
-        return "attention_backend triton needs a GPU and Triton's language"
+        return "attention_backend triton needs a GPU, Triton's language and a C compiler"
     if wanted == "cpu" and place.has_gpu:
         return "attention_backend cpu computes on a CPU, and the GPU is taken"
     if wanted == "cpu" and not place.has_compiler and config.runner != "fused":

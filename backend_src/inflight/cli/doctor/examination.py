@@ -61,7 +61,7 @@ def _place(device: str) -> engine.Place:
     return engine.Place(
         has_gpu=accelerator.computes_on_card(device),
         has_compiler=has_compiler(),
-        has_triton=accelerator.installed_version("triton") is not None,
+        has_triton=accelerator.compiles_kernels(),
         has_flashinfer=accelerator.installed_version("flashinfer-python") is not None,
     )
 

@@ -53,7 +53,7 @@ class CudaRuntime:
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype, pin_memory=True)
 
-    def register(self, buffer: Tensor) -> None:
+    def register(self, buffer: Tensor) -> bool:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         result = int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
         if result:
@@ -63,10 +63,11 @@ class CudaRuntime:
                 buffer.nbytes >> 20,
                 result,
             )
-            return
+            return False
         # Before its memory goes back to the system; at the end of the process all of it does.
         end = weakref.finalize(buffer, runtime.cudaHostUnregister, buffer.data_ptr())
         end.atexit = False
+        return True
 
     def mark(self) -> CudaMark:
         return CudaMark(torch.cuda.current_stream(self.device))
@@ -120,12 +121,15 @@ class CudaMemory:
 
     def free(self) -> int:
         free, _ = torch.cuda.mem_get_info(self._device)
-        reserve = torch.cuda.memory_reserved(self._device) - self._in_use()
+        reserve = torch.cuda.memory_reserved(self._device) - self.in_use()
         return int(free) + reserve
+
+    def in_use(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
 
     def largest_use(self, work: Callable[[], object]) -> int:
         torch.cuda.synchronize(self._device)
-        before = self._in_use()
+        before = self.in_use()
         torch.cuda.reset_peak_memory_stats(self._device)
         work()
         torch.cuda.synchronize(self._device)
@@ -133,6 +137,3 @@ class CudaMemory:
 
     def release(self) -> None:
         torch.cuda.empty_cache()
-
-    def _in_use(self) -> int:
-        return torch.cuda.memory_allocated(self._device)

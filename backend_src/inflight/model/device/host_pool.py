@@ -18,12 +18,13 @@ class HostPool:
     whatever thread that happens."""
 
     def __init__(
-        self, num_places: int, place_bytes: int, register: Callable[[Tensor], None]
+        self, num_places: int, place_bytes: int, register: Callable[[Tensor], bool]
     ) -> None:
         """At least one place. ``register``: of the DeviceRuntime. Raises MemoryError where there is
         no room for the addresses."""
         self._buffer = untouched_memory((num_places, place_bytes), torch.uint8)
-        register(self._buffer)
+        self.pinned_bytes = self._buffer.nbytes if register(self._buffer) else 0
+        """Which the device reaches by itself: all of it, or none."""
         self._free = list(range(num_places))
 
     @property

@@ -112,8 +112,7 @@ class KernelOps:
         sample(logits, rows, ids, log_probs)
 
     def copy_blocks(self, storage: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
-        # A target may be among the sources, which the kernel's copy does not take.
-        blocks.scatter_blocks(storage, target_ids, self.gather_blocks(storage, source_ids))
+        blocks.copy_blocks(storage, source_ids, target_ids)
 
     def gather_blocks(self, storage: Tensor, ids: Tensor) -> Tensor:
         block_bytes = storage[:, :, 0].nbytes

@@ -43,6 +43,11 @@ class DeviceKvCache:
         return self.storage.shape[2] - 1
 
     @property
+    def pinned_bytes(self) -> int:
+        """Of the host's memory."""
+        return 0 if self._pool is None else self._pool.pinned_bytes
+
+    @property
     def block_format(self) -> str:
         """See ``ModelRunner.kv_block_format``."""
         return f"device {BLOCK_LAYOUT} {self.shape.dtype}"
@@ -61,12 +66,25 @@ class DeviceKvCache:
             per_token = self.shape.bytes_per_token
             raise no_memory(num_blocks + 1, tokens_per_block, per_token) from None
 
+    def make_ready(self) -> None:
+        """Runs all that moves blocks once, on the scratch block: a kernel that is launched for the
+        first time is compiled, and no request waits for that. Raises as the moves do."""
+        scratch = np.array([self.scratch_block], dtype=np.int32)
+        self.write_blocks(scratch, self.read_blocks(scratch))
+        with self._runtime.computing():
+            self._ops.copy_blocks(self.storage, self._ids(scratch), self._ids(scratch))
+
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32]
     ) -> None:
         """As ``ModelRunner.copy_blocks``."""
         with self._runtime.computing():
-            self._ops.copy_blocks(self.storage, self._ids(source_ids), self._ids(target_ids))
+            sources, targets = self._ids(source_ids), self._ids(target_ids)
+            if np.isin(target_ids, source_ids).any():
+                contents = self._ops.gather_blocks(self.storage, sources)
+                self._ops.scatter_blocks(self.storage, targets, contents)
+            else:
+                self._ops.copy_blocks(self.storage, sources, targets)
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         """As ``ModelRunner.read_blocks``; one block comes in a place of the host's pool."""

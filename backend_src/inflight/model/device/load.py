@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from inflight.api.config import InflightConfig
+from inflight.api.config import InflightConfig, process_environment
 from inflight.cache_folder import cache_root
-from inflight.errors import CheckpointError, ConfigError
+from inflight.errors import ConfigError
+from inflight.kernels.compiler import lacking_to_compile
 from inflight.kernels.kv_layout import (
     SUPPORTED_TOKENS_PER_BLOCK,
     KvShape,
@@ -32,8 +33,7 @@ from inflight.model.device.proof import prove_kernels
 from inflight.model.device.runner import DeviceRunner
 from inflight.model.device.runtime import DeviceRuntime
 from inflight.model.device.sampler import DeviceSampler
-from inflight.model.device.sizing import measure_kv_memory
-from inflight.model.device.staging import RowLimits
+from inflight.model.device.sizing import does_not_fit, limits_of, measure_kv_memory
 from inflight.model.device.torch_ops import TorchOps
 from inflight.model.device.weights import DeviceWeights, WeightFormat, load_device_weights
 from inflight.model.dtypes import FP8, QUANTIZED_KINDS, choose_dtype, choose_kv_dtype
@@ -49,6 +49,10 @@ _LOG = logging.getLogger(__name__)
 
 LAUNCHES_FILE = "kernels.json"
 """In the cache folder: how kernels are best launched, as measured."""
+
+
+def launches_file(config: InflightConfig) -> Path:
+    return cache_root(config.cache_dir) / LAUNCHES_FILE
 
 
 def make_runtime(device: torch.device) -> DeviceRuntime:
@@ -78,7 +82,7 @@ def why_not_served(checkpoint_directory: Path, config: InflightConfig) -> str | 
         return reason
     if not has_safetensors(checkpoint_directory):
         return "the checkpoint has no safetensors weights"
-    missing = _why_no_kernels(config)
+    missing = why_no_kernels(config)
     return missing or why_not_on_device(read_spec(checkpoint_directory), config)
 
 
@@ -95,6 +99,8 @@ def load_device_runner(
     the device's memory, or when the kernels compute something else than torch; ConfigError for keys
     that do not go together.
     """
+    if runtime.device.type == "cuda" and (missing := why_no_kernels(config)) is not None:
+        raise ConfigError(f"runner: fused: {missing}")
     spec = read_spec(checkpoint_directory)
     tune_kernels(spec, config, runtime, progress)
     tensors = CheckpointTensors(checkpoint_directory, str(runtime.device))
@@ -111,13 +117,14 @@ def tune_kernels(
 ) -> None:
     """Measures on a GPU how its attention is best launched, and whether FlashInfer is faster where
     it is installed, unless that is known already. Takes most of a minute, once for a card and a
-    shape of heads; FlashInfer compiles for longer."""
+    shape of heads; FlashInfer compiles for longer. Where others have filled the card the next load
+    tries again."""
     if runtime.device.type != "cuda" or config.attention_backend == "torch":
         return
     from inflight.kernels.tuning import is_measured, tune
     from inflight.model.device.flashinfer_choice import compare, score_kinds
 
-    file, shape = _launches_file(config), _attention_shape(spec, config, runtime)
+    file, shape = launches_file(config), _attention_shape(spec, config, runtime)
 
     def on_start() -> None:
         progress("measuring kernels (once)", 0.0)
@@ -131,6 +138,11 @@ def tune_kernels(
                 compare(file, shape, score_kinds(spec), runtime, on_start)
     except OSError as error:
         _LOG.warning("cache_dir: %s: %s: measured kernels are not kept", file, error.strerror)
+    except torch.OutOfMemoryError:
+        _LOG.warning("no memory on %s to measure kernels: they run as usual", runtime.device)
+    finally:
+        if runtime.memory is not None:
+            runtime.memory.release()  # of the loads, whether they fitted or not
 
 
 def make_device_runner(
@@ -148,12 +160,7 @@ def make_device_runner(
     dtype = choose_dtype(config.dtype, runtime.device)
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
     max_seq_len = config.max_seq_len or spec.max_position_embeddings
-    limits = RowLimits(
-        max_num_tokens=config.max_num_tokens,
-        max_batch_size=config.max_batch_size,
-        max_blocks_per_sequence=-(-max_seq_len // config.tokens_per_block),
-        tokens_per_block=config.tokens_per_block,
-    )
+    limits = limits_of(config, max_seq_len)
     shape = KvShape(
         num_layers=len(spec.layers),
         num_kv_heads=spec.num_kv_heads,
@@ -172,10 +179,7 @@ def make_device_runner(
             prove_kernels(decoder, shape, limits.tokens_per_block, runtime)
         kv_memory_bytes = measure_kv_memory(decoder, sampler, shape, limits, runtime)
     except torch.OutOfMemoryError:
-        raise CheckpointError(
-            f"model_dir: the weights, and a forward of max_num_tokens {config.max_num_tokens}, do "
-            f"not fit into the memory of {runtime.device}"
-        ) from None
+        raise does_not_fit(config, runtime.device) from None
     return DeviceRunner(
         decoder,
         DeviceKvCache(shape, ops, runtime, config.kv_cache_host_memory_bytes),
@@ -225,7 +229,7 @@ def _make_ops(spec: DecoderSpec, config: InflightConfig, runtime: DeviceRuntime)
     from inflight.kernels.tuning import launches_for
     from inflight.model.device.kernel_ops import KernelOps
 
-    file, shape = _launches_file(config), _attention_shape(spec, config, runtime)
+    file, shape = launches_file(config), _attention_shape(spec, config, runtime)
     launches = launches_for(file, shape, runtime.device)
     if wanted == "triton":
         return KernelOps(spec, launches, runtime.device)
@@ -240,10 +244,6 @@ def _make_ops(spec: DecoderSpec, config: InflightConfig, runtime: DeviceRuntime)
     _LOG.info("FlashInfer attends, but in CUDA graphs: %s", phases)
     attention = FlashInferAttention(shape, kinds, runtime)
     return FlashInferOps(spec, launches, runtime.device, attention, phases)
-
-
-def _launches_file(config: InflightConfig) -> Path:
-    return cache_root(config.cache_dir) / LAUNCHES_FILE
 
 
 def _attention_shape(
@@ -261,20 +261,23 @@ def _attention_shape(
     )
 
 
-def _why_no_kernels(config: InflightConfig) -> str | None:
-    """None: they can be had, or are not wanted."""
+def why_no_kernels(config: InflightConfig) -> str | None:
+    """What keeps kernels from being compiled for a card. None: nothing, or they are not wanted."""
     if config.attention_backend == "torch":
         return None
     try:
         import inflight.model.device.kernel_ops  # noqa: F401
     except ConfigError as error:
         return str(error)
-    return None
+    lacking = lacking_to_compile(process_environment())
+    return f"Triton compiles with {' and '.join(lacking)}: there is none" if lacking else None
 
 
 def _graph_sizes(config: InflightConfig, runtime: DeviceRuntime) -> tuple[int, ...]:
+    if not config.cuda_graph_mode:
+        return ()
     # Torch's attention waits for the device, which no graph of a GPU can hold.
-    waits = config.attention_backend == "torch" and runtime.device.type == "cuda"
-    if waits or not config.cuda_graph_mode:
+    if config.attention_backend == "torch" and runtime.device.type == "cuda":
+        _LOG.info("cuda_graph_mode: torch's attention runs without CUDA graphs")
         return ()
     return bucket_sizes(config.max_batch_size, config.cuda_graph_cache_size)

@@ -95,7 +95,8 @@ class DeviceOps(Protocol):
         ...
 
     def copy_blocks(self, storage: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
-        """Whole blocks in all layers, as if all sources were read before any write; int32[n]."""
+        """Whole blocks in all layers; int32[n]. No target is among the sources of others, or named
+        twice."""
         ...
 
     def gather_blocks(self, storage: Tensor, ids: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ class PlainRuntime:
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype)
 
-    def register(self, buffer: Tensor) -> None:
-        pass
+    def register(self, buffer: Tensor) -> bool:
+        return False
 
     def mark(self) -> DoneMark:
         return DoneMark()

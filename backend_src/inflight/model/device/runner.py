@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +12,9 @@ from torch import Tensor
 
 from inflight.api.kv_pools import KvPool
 from inflight.batch.device_sampling import SampledRows, SamplingInputs
-from inflight.errors import ConfigError, EngineError, ForwardError
+from inflight.errors import ConfigError
 from inflight.kernels.kv_layout import SUPPORTED_TOKENS_PER_BLOCK
+from inflight.model.device.faults import contained
 from inflight.model.device.forward import DeviceDecoder
 from inflight.model.device.graphs import GenerationGraphs
 from inflight.model.device.kv_cache import DeviceKvCache
@@ -25,7 +24,7 @@ from inflight.model.device.sampler import DeviceSampler
 from inflight.model.device.sizing import NO_ROWS, every_rule
 from inflight.model.device.staging import RowLimits
 from inflight.model.dtypes import DTYPES
-from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
 
 
 class DeviceRunner:
@@ -74,6 +73,12 @@ class DeviceRunner:
     def spec(self) -> ModelSpec:
         return self._spec
 
+    def memory_usage(self) -> MemoryUsage:
+        memory = self._runtime.memory
+        return MemoryUsage(
+            device=0 if memory is None else memory.in_use(), pinned=self.kv_cache.pinned_bytes
+        )
+
     @property
     def captured_sizes(self) -> tuple[int, ...]:
         """Rows that graphs were captured for. After ``allocate_kv_cache``."""
@@ -98,32 +103,33 @@ class DeviceRunner:
             ) from None
 
     def forward(self, inputs: PackedInputs) -> ForwardOutput:
-        try:
+        with contained(self._runtime, f"the forward pass of {len(inputs.token_ids)} rows"):
             # The device would find out too, and be of no use to this process from then on.
             if inputs.token_ids.min() < 0 or inputs.token_ids.max() >= self.spec.vocab_size:
                 raise IndexError(f"a token id is not below {self.spec.vocab_size}")
             with self._runtime.computing():
                 return self._forward(inputs)
-        except Exception as error:
-            self._fail(error, len(inputs.token_ids))
 
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
         assert pool == 0
-        self.kv_cache.copy_blocks(source_ids, target_ids)
+        with contained(self._runtime, f"copying {len(source_ids)} KV blocks"):
+            self.kv_cache.copy_blocks(source_ids, target_ids)
 
     @property
     def kv_block_format(self) -> str:
         return f"{self._spec.dtype} {self.kv_cache.block_format}"
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        return self.kv_cache.read_blocks(block_ids)
+        with contained(self._runtime, f"reading {len(block_ids)} KV blocks"):
+            return self.kv_cache.read_blocks(block_ids)
 
     def write_blocks(
         self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
     ) -> None:
-        self.kv_cache.write_blocks(block_ids, contents)
+        with contained(self._runtime, f"writing {len(block_ids)} KV blocks"):
+            self.kv_cache.write_blocks(block_ids, contents)
 
     def _make_ready(self) -> None:
         self._buffer = RowBuffer(self._limits, self._runtime)
@@ -134,6 +140,7 @@ class DeviceRunner:
             rows = self._generations(num_rows, length, sampling)
             logits = self.decoder.forward(rows, self.kv_cache.storage)
             self._sample(logits, self.decoder.ops.likeliest(logits), sampling)
+        self.kv_cache.make_ready()
         shape = (max(self._graph_sizes, default=0), self.spec.vocab_size)
         self._logits = torch.empty(shape, device=self._runtime.device)
         self._graphs = GenerationGraphs(self._runtime, self._graph_sizes, self._work_for)
@@ -199,17 +206,3 @@ class DeviceRunner:
             return logits, self.decoder.ops.likeliest(logits)
 
         return work
-
-    def _fail(self, error: Exception, num_rows: int) -> NoReturn:
-        """Raises ForwardError. After memory has run out, what was computed so far is dropped, so
-        that the next iteration finds room. Raises EngineError where there will be no next one."""
-        if isinstance(error, torch.OutOfMemoryError) and self._runtime.memory is not None:
-            traceback.clear_frames(error.__traceback__)
-            self._runtime.memory.release()
-        try:
-            self._runtime.check()
-        except RuntimeError:
-            raise EngineError(f"{self.spec.device} has failed: {type(error).__name__}") from error
-        raise ForwardError(
-            f"the forward pass of {num_rows} rows failed: {type(error).__name__}"
-        ) from error

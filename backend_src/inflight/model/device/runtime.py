@@ -38,6 +38,10 @@ class DeviceMemory(Protocol):
         """Free on the device, what this process only keeps in reserve included."""
         ...
 
+    def in_use(self) -> int:
+        """What tensors of this process take."""
+        ...
+
     def largest_use(self, work: Callable[[], object]) -> int:
         """Bytes that ``work`` takes at most beyond what was in use before it."""
         ...
@@ -71,9 +75,9 @@ class DeviceRuntime(Protocol):
         """[count] on the host, not filled, from where the device copies by itself."""
         ...
 
-    def register(self, buffer: Tensor) -> None:
-        """Makes memory of the host like ``pinned`` memory, as long as ``buffer`` lives, where the
-        system allows it."""
+    def register(self, buffer: Tensor) -> bool:
+        """Makes memory of the host like ``pinned`` memory, as long as ``buffer`` lives; False: the
+        system does not allow it, or the device copies in no other way."""
         ...
 
     def mark(self) -> Mark:

@@ -1,4 +1,4 @@
-"""What a forward takes of the device's memory at most, measured with one."""
+"""What a forward takes of the device's memory at most, measured with one; the rows of that."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import torch
 
+from inflight.api.config import InflightConfig
 from inflight.batch.device_sampling import RowLists, SamplingInputs
+from inflight.errors import CheckpointError
 from inflight.kernels.kv_layout import KvShape
 from inflight.model.device.forward import DeviceDecoder
 from inflight.model.device.rows import RowBuffer
-from inflight.model.device.runtime import DeviceRuntime
+from inflight.model.device.runtime import DeviceMemory, DeviceRuntime
 from inflight.model.device.sampler import DeviceSampler
 from inflight.model.device.staging import RowLimits
 from inflight.model.runner import PackedInputs
@@ -32,6 +35,23 @@ def _no_rows() -> PackedInputs:
 
 
 NO_ROWS = _no_rows()
+
+
+def limits_of(config: InflightConfig, max_seq_len: int) -> RowLimits:
+    return RowLimits(
+        max_num_tokens=config.max_num_tokens,
+        max_batch_size=config.max_batch_size,
+        max_blocks_per_sequence=-(-max_seq_len // config.tokens_per_block),
+        tokens_per_block=config.tokens_per_block,
+    )
+
+
+def does_not_fit(config: InflightConfig, device: torch.device) -> CheckpointError:
+    """When memory runs out while the model is loaded and measured."""
+    return CheckpointError(
+        f"model_dir: the weights, and a forward of max_num_tokens {config.max_num_tokens}, do "
+        f"not fit into the memory of {device}"
+    )
 
 
 def largest_inputs(limits: RowLimits, max_seq_len: int) -> PackedInputs:
@@ -98,12 +118,22 @@ def measure_kv_memory(
     if runtime.memory is None:
         return None
     with runtime.computing():
-        forward = _largest_forward(decoder, sampler, shape, limits, runtime)
-        taken = runtime.memory.largest_use(forward)
-        del forward
-    runtime.memory.release()
+        free = free_beside(
+            runtime.memory,
+            lambda: _largest_forward(decoder, sampler, shape, limits, runtime),
+        )
     scratch = limits.tokens_per_block * shape.bytes_per_token
-    return max(0, runtime.memory.free() - taken - scratch)
+    return max(0, free - scratch)
+
+
+def free_beside(memory: DeviceMemory, make_work: Callable[[], Callable[[], object]]) -> int:
+    """Bytes that are left when work has what it takes at most; may be negative. It runs once, and
+    nothing stays of what ``make_work`` makes for it."""
+    work = make_work()
+    taken = memory.largest_use(work)
+    del work
+    memory.release()
+    return memory.free() - taken
 
 
 def _largest_forward(

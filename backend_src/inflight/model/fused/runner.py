@@ -11,7 +11,7 @@ from inflight.api.kv_pools import KvGroup, KvPool, group_layers
 from inflight.errors import ForwardError
 from inflight.model.dtypes import DTYPES
 from inflight.model.fused.forward import FusedDecoder
-from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
 
 
 class FusedRunner:
@@ -35,6 +35,9 @@ class FusedRunner:
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    def memory_usage(self) -> MemoryUsage:
+        return MemoryUsage()
 
     def allocate_kv_cache(
         self, num_blocks: int, tokens_per_block: int, further_pools: Sequence[KvPool] = ()

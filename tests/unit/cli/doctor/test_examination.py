@@ -98,6 +98,13 @@ def test_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"dtype": "int4"}, NO_COMPILER, "here: hf on torch attention", Status.BAD),
         ({"dtype": "int4", "runner": "fused"}, NO_COMPILER, "takes fused on torch", Status.NOTE),
         ({"dtype": "fp8"}, BARE_GPU, "here: hf on torch attention", Status.BAD),
+        ({"runner": "fused"}, BARE_GPU, "here: hf on torch attention", Status.BAD),
+        (
+            {"runner": "fused", "attention_backend": "torch"},
+            BARE_GPU,
+            "takes fused on torch",
+            Status.NOTE,
+        ),
         ({"attention_backend": "triton"}, CPU, "here: fused on native", Status.BAD),
         ({"attention_backend": "cpu"}, CPU, "takes fused on native kernels", Status.GOOD),
         ({"attention_backend": "cpu"}, NO_COMPILER, "here: hf on torch", Status.BAD),

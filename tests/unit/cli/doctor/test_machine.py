@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,16 +173,17 @@ def test_a_card_that_torch_does_not_use(
 @pytest.mark.parametrize(
     ("triton", "headers", "compiler", "found", "remedy"),
     [
-        ("3.6.0", True, True, "triton 3.6.0", ""),
-        (None, True, True, "triton is not installed", "pip install triton"),
-        ("3.6.0", False, True, "no Python headers", "apt-get install g++ python3-dev"),
-        ("3.6.0", True, False, "no C compiler", "apt-get install g++ python3-dev"),
+        ("3.6.0", True, "gcc", "triton 3.6.0", ""),
+        ("3.6.0", True, "clang", "triton 3.6.0", ""),
+        (None, True, "gcc", "triton is not installed", "pip install triton"),
+        ("3.6.0", False, "gcc", "no Python headers", "apt-get install g++ python3-dev"),
+        ("3.6.0", True, "cc", "no C compiler", "apt-get install g++ python3-dev"),
     ],
 )
 def test_what_compiles_kernels_for_a_card(
     triton: str | None,
     headers: bool,
-    compiler: bool,
+    compiler: str,
     found: str,
     remedy: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -189,15 +191,21 @@ def test_what_compiles_kernels_for_a_card(
 ) -> None:
     if headers:
         (tmp_path / "Python.h").touch()
-    if compiler:
-        (tmp_path / "gcc").touch(mode=0o755)
+    (tmp_path / compiler).touch(mode=0o755)
     monkeypatch.setattr(accelerator, "has_gpu", lambda: True)
     monkeypatch.setattr(accelerator, "installed_version", lambda package: triton)
-    monkeypatch.setattr(accelerator.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
     kernels = accelerator.look_at_kernel_language()
     assert found in kernels.found and kernels.remedy == remedy
     assert kernels.status is (Status.NOTE if remedy else Status.GOOD)
+    assert accelerator.compiles_kernels() is not bool(remedy)
+    # A compiler that is named is taken, and no other.
+    monkeypatch.setenv("CC", "nowhere")
+    assert not accelerator.compiles_kernels()
+    monkeypatch.setenv("CC", str(tmp_path / compiler))
+    assert accelerator.compiles_kernels() is (triton is not None and headers)
 
 
 def test_the_cache_and_what_lies_in_it(tmp_path: Path) -> None:
