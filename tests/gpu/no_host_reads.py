@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "backend_src")]
 
+from tests.gpu.compile_kernels import recorded  # noqa: E402  (before any kernel)
 from tests.gpu.steady_versions import (  # noqa: E402  (before any kernel)
     ITERATIONS,
     LONGEST,
@@ -24,7 +25,6 @@ from tests.gpu.steady_versions import (  # noqa: E402  (before any kernel)
     MOST,
     NUM_BLOCKS,
     TOKENS_PER_BLOCK,
-    recorded,
     rows,
     some_rules,
 )

@@ -24,7 +24,6 @@ from inflight.kernels.sampling_rows import SamplingRows
 from inflight.model.device.load import make_runtime
 from inflight.model.device.staged_sampling import sampling_size, stage_sampling
 from inflight.sampling import Sampler
-from inflight.sampling.sampler import SamplingRows as HostRows
 from tests.gpu.rows import Outcome, Row
 
 TARGET = 10.0
@@ -98,7 +97,7 @@ class Rows:
         sample(logits, self.rows, self.ids, self.log_probs)
 
     def on_host(self, logits: Tensor) -> list[int]:
-        rows = HostRows(self.host_rows.requests, self.host_rows.treatments)
+        rows = self.host_rows._replace(inputs=None)
         token_ids: list[int] = self.sampler.sample(rows, logits.numpy()).token_ids.tolist()
         return token_ids
 
