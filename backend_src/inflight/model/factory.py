@@ -177,7 +177,7 @@ def _load_engine(
             EngineStore(config.cache_dir).note_reason_against(key, reason)
             return reason
         engine = build_engine(directory, config, library, progress)
-    prove(engine, key.dtype, library)
+    prove(engine, key.dtype, library, config.tokens_per_block)
     note_limits(key, config, engine.spec)
     return make_runner(engine.spec, engine.weights, library, config)
 
