@@ -112,7 +112,7 @@ def test_torch_operations_are_proved_too(llama: Path, monkeypatch: pytest.Monkey
 
     def another(directory: Path) -> DecoderSpec:
         spec = really_read(directory)
-        return replace(spec, attention_scale=2 * spec.attention_scale)
+        return replace(spec, attention_scale=4 * spec.attention_scale)
 
     monkeypatch.setattr(factory, "load_native", lambda cache_dir: None)
     monkeypatch.setattr(build, "read_spec", another)
