@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,16 @@ from inflight.api.config import InflightConfig
 from inflight.errors import CheckpointError, ConfigError
 from inflight.model import factory
 from inflight.model.factory import load_runner
+from inflight.model.fused import build
 from inflight.model.fused.runner import FusedRunner
+from inflight.model.fused.spec import DecoderSpec
 from inflight.model.hf_runner import HfRunner
 from inflight.model.native_attention import NativeAttentionBackend
 from inflight.model.torch_attention import TorchAttention
+from inflight.native import library
+from inflight.native.build import NativeUnavailableError
 from tests.fakes.tiny_models import tiny_checkpoint
+from tests.numeric.native_library import native_library
 
 pytestmark = pytest.mark.numeric
 
@@ -79,9 +85,56 @@ def test_without_native_kernels_torch_serves(llama: Path, monkeypatch: pytest.Mo
     runner = load_runner(llama, config())
     assert isinstance(runner, HfRunner)
     assert isinstance(runner.backend, TorchAttention)
-    assert isinstance(load_runner(llama, config(runner="fused")), FusedRunner)
-    with pytest.raises(CheckpointError, match="attention_backend: cpu: there are no native"):
-        load_runner(llama, config(runner="hf", attention_backend="cpu"))
+    runner = load_runner(llama, config(runner="fused", attention_backend="torch"))
+    assert isinstance(runner, FusedRunner)
+    for name in ("fused", "hf"):
+        with pytest.raises(CheckpointError, match="attention_backend: cpu: there are no native"):
+            load_runner(llama, config(runner=name, attention_backend="cpu"))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_without_native_kernels_torch_computes_what_only_the_fused_runner_has(
+    llama: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_compiler(cache_dir: str, *, every_isa: bool) -> Path:
+        raise NativeUnavailableError("no compiler")
+
+    monkeypatch.setattr(library, "build_native", no_compiler)
+    runner = load_runner(llama, config(dtype=dtype))
+    assert isinstance(runner, FusedRunner) and runner.spec.dtype == "bf16"
+    assert not runner.spec.supported_tokens_per_block, "any: these are torch's operations"
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == ["native kernels are off, torch computes instead (slower): no compiler"]
+
+
+def test_torch_operations_are_proved_too(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really_read = build.read_spec
+
+    def another(directory: Path) -> DecoderSpec:
+        spec = really_read(directory)
+        return replace(spec, attention_scale=4 * spec.attention_scale)
+
+    monkeypatch.setattr(factory, "load_native", lambda cache_dir: None)
+    monkeypatch.setattr(build, "read_spec", another)
+    for values in ({"runner": "fused"}, {"dtype": "int8"}):
+        with pytest.raises(CheckpointError, match="llama is not served: packed and plain logits"):
+            load_runner(llama, config(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"attention_backend": "torch"}, "attention_backend: torch: runner fused attends with its"),
+        ({"tokens_per_block": 24}, "tokens_per_block: 24 must be one of 16, 32, 64, 128 for the"),
+    ],
+    ids=str,
+)
+def test_keys_that_the_fused_runner_has_not(
+    llama: Path, values: dict[str, object], why: str
+) -> None:
+    native_library()
+    with pytest.raises(ConfigError, match=why):
+        load_runner(llama, config(runner="fused", **values))
 
 
 def test_what_is_asked_for_by_name_is_not_replaced(gpt2: Path) -> None:
@@ -103,4 +156,4 @@ def test_a_dtype_that_only_the_first_choice_has_is_refused_with_its_reason(
     assert refusal(llama, "fp8") == f"dtype: fp8: {common}fp8 is computed on a GPU only"
     assert refusal(gpt2, "int8") == f"dtype: int8: {common}the fused runner does not know gpt2"
     monkeypatch.setattr(factory, "load_native", lambda cache_dir: None)
-    assert refusal(llama, "int4") == f"dtype: int4: {common}there are no native kernels"
+    assert refusal(gpt2, "int4") == f"dtype: int4: {common}the fused runner does not know gpt2"

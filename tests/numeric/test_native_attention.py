@@ -17,7 +17,8 @@ from torch import Tensor
 from inflight.errors import ConfigError
 from inflight.model.attention import AttentionRules, KvLayer
 from inflight.model.native_attention import NativeAttentionBackend, unsupported_layers
-from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK, LayerRules, NativeAttention
+from inflight.native.attention import LayerRules, NativeAttention
+from inflight.native.block_sizes import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.native.library import NativeLibrary
 from tests.numeric.attention_cases import (
     INT8_TOLERANCE,

@@ -13,6 +13,14 @@ GGUF_BLOCKS_FILE = "gguf_blocks"
 
 Some loaders take every file named *.safetensors for weights, so this one has another name."""
 
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def has_safetensors(directory: Path) -> bool:
+    """Whether its weights lie in files that the fused runner reads."""
+    return (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file()
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in ``path``. Raises CheckpointError: unreadable, not JSON, not an object."""

@@ -17,6 +17,7 @@ from inflight.cli.errors import StartupError
 from inflight.cli.memory import available_memory, check_memory
 from inflight.engine_files.key import engine_key
 from inflight.engine_files.store import EngineStore
+from inflight.model.choice import why_not_native
 from inflight.native.build import NativeUnavailableError, build_native
 
 _QUICK_SECONDS = 0.5
@@ -55,9 +56,10 @@ def prepare(config: InflightConfig, say: Callable[[str], None]) -> Checkpoint:
 
 def needs_engine(checkpoint: Checkpoint, config: InflightConfig) -> bool:
     """Whether a server of this configuration would have to build one first; needs no torch."""
-    if config.runner == "hf" or config.attention_backend == "torch":
+    if config.runner == "hf":
         return False
-    if config.dtype in ("fp16", "fp8") or config.kv_cache_dtype == "fp16":
+    reason = why_not_native(checkpoint.directory, config)
+    if reason is not None and config.runner == "auto":
         return False
     store = EngineStore(config.cache_dir)
     key = engine_key(checkpoint.directory, config.dtype, config.cache_dir)

@@ -22,13 +22,14 @@ from inflight.engine_files.header import (
     HEADER_FILE,
     DamagedEngineError,
     read_header,
+    reading,
     to_disk,
     write_header,
 )
 from inflight.engine_files.key import EngineKey
 from inflight.engine_files.memory import ChecksumError, checksums, read_region
 from inflight.engine_files.tree import flatten, restore
-from inflight.errors import InflightError
+from inflight.errors import ConfigError, InflightError
 from inflight.native.cpu import gives_huge_pages
 
 _ALIGNMENT = 64
@@ -76,25 +77,41 @@ def write_engine(
 
 def read_engine(folder: Path, kind: type[Content]) -> Content:
     """What ``write_engine`` was given, a ``kind``; the numbers are in huge pages where the system
-    gives them. Raises DamagedEngineError."""
+    gives them. Raises DamagedEngineError; ConfigError where the system does not let us read it,
+    which says nothing against the engine."""
     header = read_header(folder)
-    path, split, size = folder / DATA_FILE, header["streamed_bytes"], header["size"]
     try:
-        streamed, looked_up = header["checksums"]
-        copy = gives_huge_pages()
-        regions = (
-            read_region(path, 0, split, streamed, copy=copy),
-            read_region(path, split, size - split, looked_up, copy=False),
-        )
+        regions = _regions(folder / DATA_FILE, header)
+    except ChecksumError as error:
+        raise DamagedEngineError(str(error)) from None
+    except (KeyError, TypeError, ValueError):
+        raise _another_form() from None
+    except RuntimeError as error:  # no thread could be started
+        raise ConfigError(f"cache_dir: the built engine cannot be read: {error}") from None
+    try:
+        split = len(regions[0])
         tensors = [_tensor(regions, split, entry) for entry in header["tensors"]]
         content: Content = restore(kind, header["content"], tensors)
-    except OSError as error:
-        raise DamagedEngineError(f"{DATA_FILE}: {error.strerror}") from None
-    except (ChecksumError, InflightError) as error:
+    except InflightError as error:
         raise DamagedEngineError(str(error)) from None
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
-        raise DamagedEngineError(f"{HEADER_FILE} has another form") from None
+        raise _another_form() from None
     return content
+
+
+def _another_form() -> DamagedEngineError:
+    return DamagedEngineError(f"{HEADER_FILE} has another form")
+
+
+def _regions(path: Path, header: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """What every iteration reads, and what is looked up."""
+    split, size = header["streamed_bytes"], header["size"]
+    streamed, looked_up = header["checksums"]
+    with reading(path):
+        return (
+            read_region(path, 0, split, streamed, copy=gives_huge_pages()),
+            read_region(path, split, size - split, looked_up, copy=False),
+        )
 
 
 def _tensor(regions: tuple[Tensor, Tensor], split: int, entry: dict[str, Any]) -> Tensor:

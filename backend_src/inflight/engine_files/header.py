@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from inflight.engine_files.key import EngineKey
-from inflight.errors import InflightError
+from inflight.errors import ConfigError, InflightError
 
 HEADER_FILE = "engine.json"
 DATA_FILE = "weights.bin"
@@ -21,6 +23,22 @@ DATA_FILE = "weights.bin"
 
 class DamagedEngineError(InflightError):
     """The files are not what was written; the text says how it shows."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Sorts what the system says of ``path`` by what it means for the engine. Raises
+    DamagedEngineError where the file is not there. Raises ConfigError for anything else: too little
+    memory, too many open files or a missing permission say nothing against the engine, which other
+    servers may use."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise DamagedEngineError(f"{path.name}: {error.strerror}") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cache_dir: the built engine cannot be read: {path}: {error.strerror}"
+        ) from None
 
 
 def write_header(folder: Path, header: dict[str, Any]) -> None:
@@ -32,14 +50,14 @@ def write_header(folder: Path, header: dict[str, Any]) -> None:
 
 def read_header(folder: Path) -> dict[str, Any]:
     """What ``write_header`` was given. Raises DamagedEngineError when it is not whole, or when the
-    data beside it have another size."""
+    data beside it have another size; ConfigError when it cannot be read."""
     try:
-        loaded = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
+        with reading(folder / HEADER_FILE):
+            loaded = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
         header: dict[str, Any] = loaded["engine"]
         checksum, size = loaded["checksum"], header["size"]
-        found = (folder / DATA_FILE).stat().st_size
-    except OSError as error:
-        raise DamagedEngineError(f"{Path(error.filename).name}: {error.strerror}") from None
+        with reading(folder / DATA_FILE):
+            found = (folder / DATA_FILE).stat().st_size
     except (ValueError, KeyError, TypeError):
         raise DamagedEngineError(f"{HEADER_FILE} is not whole") from None
     if checksum != _checksum(header):
@@ -50,7 +68,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def read_key(folder: Path) -> EngineKey:
-    """What the engine in ``folder`` was made of. Raises DamagedEngineError."""
+    """What the engine in ``folder`` was made of. Raises as ``read_header`` does."""
     try:
         return EngineKey(**read_header(folder)["key"])
     except (KeyError, TypeError):

@@ -19,6 +19,9 @@ _PACKAGE = Path(inflight.__file__).parent
 _WHAT_DECIDES_THE_BYTES = (
     "engine_files/*.py",
     "model/fused/*.py",
+    "model/dtypes.py",  # which kind of block a dtype is
+    "model/loading.py",  # what the proof's logits are computed with
+    "model/probe_course.py",  # of which tokens the proof keeps logits
     "native/packed.py",
     "native/quantize.py",
     "native/gguf_blocks.py",

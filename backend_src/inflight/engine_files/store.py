@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from inflight.cache_folder import cache_root, discard, make_once
-from inflight.engine_files.header import HEADER_FILE, DamagedEngineError, read_key
+from inflight.engine_files.header import HEADER_FILE, DamagedEngineError, read_key, reading
 from inflight.engine_files.key import EngineKey
+from inflight.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ class EngineStore:
         return self._root / key.name
 
     def has(self, key: EngineKey) -> bool:
-        """Whether it is there, as far as sizes and its header tell."""
+        """Whether it is there, as far as sizes and its header tell. Raises ConfigError where it
+        cannot be read."""
         try:
             return read_key(self.folder(key)) == key
         except DamagedEngineError:
@@ -50,12 +52,15 @@ class EngineStore:
 
     def load(self, key: EngineKey, read: Callable[[Path], Content]) -> Content | None:
         """What ``read`` makes of its folder; None where it has to be built: it is not there, or
-        damaged (``read`` raises DamagedEngineError), which is said and undone.
+        damaged (``read`` raises DamagedEngineError), which is said and undone. Raises ConfigError
+        where it is there and cannot be read; it stays then.
 
         The same engine as other versions of the code made it stays: ``OTHER_VERSIONS_KEPT`` of
         them, each until it has not been loaded for ``UNUSED_SECONDS``. Others are removed."""
         folder = self.folder(key)
-        if not folder.is_dir():
+        with reading(folder):
+            is_there = folder.is_dir()
+        if not is_there:
             return None
         try:
             if read_key(folder) != key:
@@ -74,7 +79,7 @@ class EngineStore:
         self, key: EngineKey, build: Callable[[Path], None], *, on_wait: Callable[[], None]
     ) -> None:
         """``build`` writes the engine into an empty folder; not called when another process has
-        built it meanwhile. Raises OSError, and what ``build`` raises."""
+        built it meanwhile. Raises OSError, ConfigError as ``has``, and what ``build`` raises."""
 
         def make(folder: Path, lock_fd: int) -> None:
             build(folder)
@@ -107,8 +112,8 @@ class EngineStore:
     def _other_versions(self, key: EngineKey) -> Iterator[tuple[float, Path]]:
         """When each was loaded last, in seconds since the epoch, and its folder."""
         for header in self._root.glob(f"*/{HEADER_FILE}"):
-            # Damaged or removed meanwhile: to be found out by who needs it.
-            with suppress(DamagedEngineError, OSError):
+            # Damaged, unreadable or removed meanwhile: to be found out by who needs it.
+            with suppress(DamagedEngineError, ConfigError, OSError):
                 found = read_key(header.parent)
                 is_finished = header.parent == self.folder(found)
                 if is_finished and key.is_another_version_of(found):

@@ -14,6 +14,7 @@ from inflight.engine_files.key import engine_key
 from inflight.engine_files.store import EngineStore
 from inflight.errors import CheckpointError, ConfigError
 from inflight.model.attention import AttentionBackend
+from inflight.model.choice import why_not_in_torch, why_not_native
 from inflight.model.dtypes import (
     FP8,
     QUANTIZED_KINDS,
@@ -24,11 +25,10 @@ from inflight.model.dtypes import (
 from inflight.model.fused.assemble import make_runner
 from inflight.model.fused.built import find_engine, note_limits, prove
 from inflight.model.fused.runner import FusedRunner
-from inflight.model.fused.tensors import has_safetensors
 from inflight.model.native_attention import NativeAttentionBackend, unsupported_layers
 from inflight.model.runner import ModelRunner
 from inflight.model.torch_attention import TorchAttention
-from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK
+from inflight.native.block_sizes import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.native.cpu import usable_cores
 from inflight.native.kv_storage import KV_KINDS
 from inflight.native.library import NativeLibrary, load_native
@@ -54,9 +54,10 @@ def load_runner(
 
     ``runner`` auto takes the fused runner where it can serve this checkpoint on this machine, from
     its built engine, which is built first where there is none; else transformers' classes (hf). Why
-    is logged, or said in the error where they cannot serve it either. Either has its packed logits
-    compared with transformers' plain ones. On a GPU the fused runner takes the weights as they are
-    (``device/load.py``), and its kernels are compared with torch.
+    is logged, or said in the error where they cannot serve it either. Without native kernels the
+    fused runner computes in torch, for int8 and int4 or where it is asked for. Each has its packed
+    logits compared with transformers' plain ones. On a GPU the fused runner takes the weights as
+    they are (``device/load.py``), and its kernels are compared with torch.
     ``progress``: of a build, or of loading; None: it is logged. Raises CheckpointError when the
     checkpoint cannot be served, ConfigError for keys that do not go together.
     """
@@ -73,19 +74,11 @@ def load_runner(
     library = load_native(config.cache_dir) if device.type == "cpu" else None
     if config.runner == "hf":
         return load_hf_runner(checkpoint_directory, config, library)
-    reason = why_not_native(checkpoint_directory, config, library)
-    if config.runner == "fused" and library is None:
-        from inflight.model.fused.load import build_fused_runner
-
-        return build_fused_runner(checkpoint_directory, config, library)
-    if library is not None and (reason is None or config.runner == "fused"):
-        runner = _load_engine(
-            checkpoint_directory, config, library, progress or _logged("building the engine")
-        )
-        if isinstance(runner, FusedRunner):
-            return runner
-        reason = runner
-    return load_hf_runner(checkpoint_directory, config, library, why_not_fused=reason)
+    progress = progress or _logged("building the engine")
+    runner = _load_fused(checkpoint_directory, config, library, progress)
+    if isinstance(runner, FusedRunner):
+        return runner
+    return load_hf_runner(checkpoint_directory, config, library, why_not_fused=runner)
 
 
 def _load_for_gpu(
@@ -167,25 +160,60 @@ def _hf_runner(
     return HfRunner(model, new_attention(), runtime, kv_memory_bytes=kv_memory_bytes)
 
 
-def why_not_native(
-    directory: Path, config: InflightConfig, library: NativeLibrary | None
-) -> str | None:
-    """What keeps the fused runner from this CPU or configuration; None: nothing does."""
+def _load_fused(
+    directory: Path,
+    config: InflightConfig,
+    library: NativeLibrary | None,
+    progress: Callable[[str, float], None],
+) -> FusedRunner | str:
+    """On a CPU: the fused runner, or with ``runner`` auto why it does not serve this."""
+    if config.runner == "fused":
+        _check_goes_with_fused(config, library)
+        reason = None
+    elif library is not None:
+        reason = why_not_native(directory, config)
+    elif config.dtype in QUANTIZED_KINDS:
+        reason = why_not_in_torch(directory, config)
+    else:
+        reason = "there are no native kernels"
+    if reason is not None:
+        return reason
     if library is None:
-        return "there are no native kernels"
+        return _load_in_torch(directory, config, progress)
+    return _load_engine(directory, config, library, progress)
+
+
+def _check_goes_with_fused(config: InflightConfig, library: NativeLibrary | None) -> None:
+    """Raises ConfigError for keys that ``runner: fused`` would pass over in silence, or refuse only
+    behind a build."""
+    if library is None:
+        if config.attention_backend == "cpu":
+            raise CheckpointError("attention_backend: cpu: there are no native kernels")
+        return
     if config.attention_backend == "torch":
-        return "attention_backend is torch"
+        raise ConfigError(
+            "attention_backend: torch: runner fused attends with its own kernels on a CPU; only "
+            "runner hf has another attention"
+        )
     if config.tokens_per_block not in SUPPORTED_TOKENS_PER_BLOCK:
-        return f"native kernels do not take tokens_per_block {config.tokens_per_block}"
-    if config.dtype == FP8:
-        return "fp8 is computed on a GPU only"
-    if config.dtype == "fp16":
-        return "native kernels do not compute in fp16"
-    if config.kv_cache_dtype == "fp16":
-        return "native kernels do not store fp16"
-    if not (directory / "config.json").is_file() or not has_safetensors(directory):
-        return "the checkpoint has no safetensors weights"
-    return None
+        raise ConfigError(
+            f"tokens_per_block: {config.tokens_per_block} must be one of "
+            f"{', '.join(map(str, SUPPORTED_TOKENS_PER_BLOCK))} for the fused runner"
+        )
+
+
+def _load_in_torch(
+    directory: Path, config: InflightConfig, progress: Callable[[str, float], None]
+) -> FusedRunner | str:
+    """As ``_load_engine``, without native kernels and without an engine that is kept."""
+    from inflight.model.fused.build import build_in_memory
+    from inflight.model.fused.load import why_not_fused
+
+    reason = why_not_fused(directory)
+    if reason is not None and config.runner == "auto":
+        return reason
+    engine = build_in_memory(directory, config, progress)
+    return make_runner(engine.spec, engine.weights, None, config)
 
 
 def _load_engine(
@@ -206,7 +234,7 @@ def _load_engine(
             EngineStore(config.cache_dir).note_reason_against(key, reason)
             return reason
         engine = build_engine(directory, config, library, progress)
-    prove(engine, key.dtype, library)
+    prove(engine, key.dtype, library, config.tokens_per_block)
     note_limits(key, config, engine.spec)
     return make_runner(engine.spec, engine.weights, library, config)
 

@@ -12,12 +12,8 @@ from torch import Tensor
 from inflight.api.kv_pools import KvPool
 from inflight.model.attention import AttentionRules, KvLayer
 from inflight.model.runner import PackedInputs
-from inflight.native.attention import (
-    SUPPORTED_TOKENS_PER_BLOCK,
-    LayerRules,
-    NativeAttention,
-    unsupported_reason,
-)
+from inflight.native.attention import LayerRules, NativeAttention, unsupported_reason
+from inflight.native.block_sizes import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.native.library import NativeLibrary
 
 

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from inflight.native.attention_pool import AttentionPool, LayerPool, PackedRows
+from inflight.native.block_sizes import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.native.kv_storage import KV_KINDS, bytes_per_head, read_blocks, write_blocks
 from inflight.native.library import Int, NativeLibrary, Pointer
 
-SUPPORTED_TOKENS_PER_BLOCK = (16, 32, 64, 128)
-"""32 and more let wide tiles (AMX) be used where the CPU has them."""
 MAX_HEAD_DIM = 512
 BLOCK_LAYOUT = 1
 """Of src/attention.h; to be raised with it: blocks on disk may be older."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from inflight.cache_folder import cache_root, make_once
 from inflight.errors import ConfigError, InflightError
-from inflight.native.cpu import may_have
+from inflight.native.cpu import may_have, usable_cores
 
 SOURCE_DIRECTORY = Path(__file__).parent / "src"
 LIBRARY_NAME = "inflight_native.so"
@@ -149,7 +149,7 @@ def _compile(directory: Path, compiler: Compiler, sources: Sequence[Path]) -> No
 
     # Compilers step back: a first start waits longer for what it does beside them. (On Linux
     # niceness is a thread's own, and its children's.)
-    with ThreadPoolExecutor(os.cpu_count(), initializer=os.nice, initargs=(_NICENESS,)) as pool:
+    with ThreadPoolExecutor(usable_cores(), initializer=os.nice, initargs=(_NICENESS,)) as pool:
         list(pool.map(compile_one, wanted, objects))
     output = ["-o", str(directory / LIBRARY_NAME)]
     _run([compiler.path, "-shared", "-fopenmp", *map(str, objects), *output])

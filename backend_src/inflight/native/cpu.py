@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from inflight.native.cpu_quota import cpu_quota
+
 _CPUINFO = Path("/proc/cpuinfo")
-_CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 _HUGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _FLAG_LINES = ("flags", "Features")
 """On x86 and on ARM."""
@@ -62,16 +63,13 @@ def may_have(isa: str) -> bool:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, capped by the quota of its control group."""
+    """Cores that this process may use: its affinity, capped by what its control groups grant."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    try:
-        quota, period = _CPU_QUOTA_FILE.read_text(encoding="ascii").split()
-        return max(1, min(cores, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no control group, or "max": no quota
-        return cores
+    quota = cpu_quota()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def gives_huge_pages() -> bool:

@@ -164,6 +164,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
     checkpoint = Checkpoint(
         directory=folder,
         model_type="llama",
@@ -183,9 +184,21 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_needs_no_engine(ask: Any, tmp_path: Path) -> None:
     assert ask() and ask(dtype="int4") and ask(runner="fused")
     assert not ask(runner="hf") and not ask(dtype="fp16") and not ask(attention_backend="torch")
+    assert ask(tokens_per_block=128) and not ask(tokens_per_block=24) and not ask(dtype="fp8")
+    assert not ask(kv_cache_dtype="fp16")
     key = engine_key(tmp_path / "model", "auto", str(tmp_path))
     EngineStore(str(tmp_path)).note_reason_against(key, "no such architecture")
     assert not ask() and ask(dtype="int4")
+
+
+def test_weights_of_another_form_need_no_engine(ask: Any, tmp_path: Path) -> None:
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model.bin")
+    assert not ask()
+
+
+def test_asking_loads_no_torch() -> None:
+    program = "import sys, inflight.cli.preparation; sys.exit('torch' in sys.modules)"
+    assert REALLY_RUN([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, program: str) -> list[dict[str, Any]]:

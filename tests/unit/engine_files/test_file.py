@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +16,7 @@ import torch
 from inflight.engine_files import file, header, memory
 from inflight.engine_files.file import read_engine, write_engine
 from inflight.engine_files.header import DATA_FILE, HEADER_FILE, DamagedEngineError, read_key
+from inflight.errors import ConfigError
 from tests.unit.engine_files.contents import Dense, Model, assert_same, make_key, make_model
 
 
@@ -130,3 +136,66 @@ def test_an_engine_of_other_classes(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(DamagedEngineError, match="another form"):
         read_engine(tmp_path, Dense)
+
+
+def failing(number: int) -> Callable[..., Any]:
+    """A call that the system answers with this error."""
+
+    def call(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOMEM])
+@pytest.mark.parametrize("where", ["open", "read_text", "stat"])
+def test_what_the_system_refuses_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: int
+) -> None:
+    write(tmp_path)
+    monkeypatch.setattr(file, "gives_huge_pages", lambda: False)
+    monkeypatch.setattr(Path, where, failing(number))
+    with pytest.raises(ConfigError) as refused:
+        read_engine(tmp_path, Model)
+    text = str(refused.value)
+    assert text.startswith(f"cache_dir: the built engine cannot be read: {tmp_path}")
+    assert text.endswith(os.strerror(number)) and "\n" not in text
+
+
+def test_no_thread_to_check_with_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+
+    def no_thread(workers: int) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(memory, "ThreadPoolExecutor", no_thread)
+    with pytest.raises(ConfigError, match="cannot be read: can't start new thread"):
+        read_engine(tmp_path, Model)
+
+
+class _Memory(mmap.mmap):
+    """Memory of a kernel that knows no huge pages."""
+
+    def madvise(self, *_: Any) -> None:
+        failing(errno.EINVAL)()
+
+
+class _TooLittleMemory(mmap.mmap):
+    """A system that maps files and has nothing to give for a copy."""
+
+    def __new__(cls, descriptor: int, *arguments: Any, **options: Any) -> Any:
+        if descriptor == -1:
+            failing(errno.ENOMEM)()
+        return super().__new__(cls, descriptor, *arguments, **options)
+
+
+@pytest.mark.parametrize("kind", [_Memory, _TooLittleMemory])
+def test_without_huge_pages_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[mmap.mmap]
+) -> None:
+    monkeypatch.setattr(file, "gives_huge_pages", lambda: True)
+    model = write(tmp_path)
+    monkeypatch.setattr(memory.mmap, "mmap", kind)
+    assert_same(read_engine(tmp_path, Model), model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ from inflight.engine_files.file import read_engine, write_engine
 from inflight.engine_files.header import DATA_FILE, HEADER_FILE
 from inflight.engine_files.key import EngineKey
 from inflight.engine_files.store import OTHER_VERSIONS_KEPT, UNUSED_SECONDS, EngineStore
+from inflight.errors import ConfigError
 from tests.unit.engine_files.contents import Model, assert_same, make_key, make_model
 
 ROOT = Path(__file__).parents[3]
@@ -83,6 +85,27 @@ def test_a_damaged_engine_is_said_and_built_again(
         assert store.load(key, read) is None
     assert "is damaged, building it again" in caplog.text
     assert build(store, key).calls == 1
+    assert store.load(key, read) is not None
+
+
+def test_an_engine_that_cannot_be_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, key = EngineStore(str(tmp_path)), make_key()
+    build(store, key)
+
+    def refuse(path: Path, *_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for name in ("open", "read_text", "is_dir"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, name, refuse)
+            with pytest.raises(ConfigError, match="cannot be read: .*: Permission denied"):
+                store.load(key, read)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", refuse)
+        with pytest.raises(ConfigError, match="Permission denied"):
+            build(store, key)
     assert store.load(key, read) is not None
 
 

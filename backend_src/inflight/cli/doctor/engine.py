@@ -119,8 +119,10 @@ def _attention_refused(config: InflightConfig, place: Place) -> str | None:
         return "attention_backend triton needs a GPU, Triton's language and a C compiler"
     if wanted == "cpu" and place.has_gpu:
         return "attention_backend cpu computes on a CPU, and the GPU is taken"
-    if wanted == "cpu" and not place.has_compiler and config.runner != "fused":
+    if wanted == "cpu" and not place.has_compiler:
         return "attention_backend cpu needs native kernels, and there is no compiler for them"
+    if wanted == "torch" and config.runner == "fused" and place.has_compiler and not place.has_gpu:
+        return "runner fused has no attention_backend torch on a CPU: its own kernels attend"
     return None
 
 
@@ -132,7 +134,8 @@ def _taken(config: InflightConfig, place: Place) -> tuple[str, str, bool]:
     """On a CPU: what runs the model, what that means, whether something faster would."""
     if config.runner == "hf":
         return _HF_ASKED_FOR
-    if config.runner == "fused" and not place.has_compiler:
+    only_fused = config.runner == "fused" or config.dtype in _OF_THE_CPU
+    if only_fused and not place.has_compiler:
         return "fused on torch", "without native kernels: slow", True
     if not place.has_compiler:
         return "hf on torch attention", "without native kernels, slower", True

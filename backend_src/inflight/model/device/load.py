@@ -11,6 +11,7 @@ import torch
 
 from inflight.api.config import InflightConfig, process_environment
 from inflight.cache_folder import cache_root
+from inflight.checkpoint.files import has_safetensors
 from inflight.errors import ConfigError
 from inflight.kernels.compiler import lacking_to_compile
 from inflight.kernels.kv_layout import (
@@ -40,7 +41,7 @@ from inflight.model.dtypes import FP8, QUANTIZED_KINDS, choose_dtype, choose_kv_
 from inflight.model.fused.decoder_tensors import DecoderTensors
 from inflight.model.fused.load import read_spec, why_not_fused
 from inflight.model.fused.spec import DecoderSpec
-from inflight.model.fused.tensors import CheckpointTensors, has_safetensors
+from inflight.model.fused.tensors import CheckpointTensors
 
 if TYPE_CHECKING:
     from inflight.kernels.tuning import AttentionShape

@@ -13,13 +13,8 @@ from inflight.model.device.rows import RowBuffer
 from inflight.model.device.runtime import DeviceRuntime
 from inflight.model.device.staging import RowLimits
 from inflight.model.device.torch_ops import TorchOps
-from inflight.model.probe import (
-    MAX_NUM_TOKENS,
-    NUM_BLOCKS,
-    check_equal,
-    packed_logits,
-    probe_token_ids,
-)
+from inflight.model.probe import check_typical
+from inflight.model.probe_course import SHORT
 from inflight.model.runner import PackedInputs
 
 _LOG = logging.getLogger(__name__)
@@ -36,25 +31,26 @@ def prove_kernels(
     reference = DeviceDecoder(
         decoder.spec, decoder.weights, TorchOps(), max_seq_len=decoder.max_seq_len
     )
+    num_blocks = SHORT.num_blocks(tokens_per_block)
     limits = RowLimits(
-        max_num_tokens=MAX_NUM_TOKENS,
-        max_batch_size=2,
-        max_blocks_per_sequence=NUM_BLOCKS,
+        max_num_tokens=SHORT.max_num_tokens,
+        max_batch_size=len(SHORT.sequences),
+        max_blocks_per_sequence=num_blocks,
         tokens_per_block=tokens_per_block,
     )
-    token_ids = probe_token_ids(decoder.spec.vocab_size)
+    token_ids = SHORT.token_ids(decoder.spec.vocab_size)
     with runtime.computing():
         buffer = RowBuffer(limits, runtime)
 
         def logits_of(some: DeviceDecoder) -> Tensor:
-            storage = shape.allocate(NUM_BLOCKS, tokens_per_block, runtime.device)
+            storage = shape.allocate(num_blocks, tokens_per_block, runtime.device)
 
             def forward(inputs: PackedInputs) -> Tensor:
                 return runtime.to_host(some.forward(buffer.take(inputs), storage))
 
-            return packed_logits(forward, tokens_per_block, token_ids).flatten(0, 1)
+            return SHORT.packed_logits(forward, tokens_per_block, token_ids)
 
         kernels, torchs = logits_of(decoder), logits_of(reference)
-    deviation = check_equal(kernels, torchs, "fused", _DTYPES[decoder.dtype])
+    deviation = check_typical(kernels, torchs, "fused", _DTYPES[decoder.dtype])
     _LOG.info("logits of the kernels differ from torch's by %.2g of their spread", deviation)
     return deviation

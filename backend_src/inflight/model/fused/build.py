@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,19 @@ from inflight.engine_files.key import EngineKey, engine_key
 from inflight.engine_files.limits import write_limits
 from inflight.engine_files.store import EngineStore
 from inflight.errors import CheckpointError
-from inflight.model.fused.built import BuiltDecoder, Proof, limits_of, prove, read_built
+from inflight.model.fused.built import (
+    BuiltDecoder,
+    Proof,
+    course_logits,
+    limits_of,
+    prove,
+    read_built,
+)
 from inflight.model.fused.load import read_spec, weight_kinds
 from inflight.model.fused.tensors import CheckpointTensors
 from inflight.model.fused.weights import load_weights
 from inflight.model.loading import load_model
-from inflight.model.probe import LENGTH, probe_token_ids
+from inflight.model.probe_course import THOROUGH
 from inflight.native.library import NativeLibrary
 
 _LOG = logging.getLogger(__name__)
@@ -31,8 +38,6 @@ Progress = Callable[[str, float], None]
 """(what is being done, share of the whole build in [0, 1])."""
 
 _PACKING_STARTS, _WRITING_STARTS, _PROOF_STARTS = 0.3, 0.85, 0.95
-_ROWS_OF_A_SEQUENCE = (0, 5, 9, LENGTH - 1)
-"""Positions that the proof keeps: of the first chunk, of later ones, of the generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,8 @@ class _Job:
     directory: Path
     config: InflightConfig
     key: EngineKey
-    library: NativeLibrary
+    library: NativeLibrary | None
+    """None: torch computes."""
     progress: Progress
 
 
@@ -71,23 +77,41 @@ def build_engine(
     except OSError as error:
         place = error.filename or config.cache_dir
         _LOG.warning("cache_dir: %s: %s: the engine is not kept", place, error.strerror)
-        engine = _pack(job)
-        prove(engine, key.dtype, library)
-        return engine
+        return _in_memory(job)
     built = store.load(key, read_built)
     if built is None:
         raise CheckpointError(f"cache_dir: {store.folder(key)} is damaged as soon as it is written")
     return built
 
 
+def build_in_memory(
+    checkpoint_directory: Path, config: InflightConfig, progress: Progress
+) -> BuiltDecoder:
+    """The engine where there are no native kernels: as well proved, in torch, and not kept, since
+    what takes the time then is not to pack weights. Raises as ``build_engine`` does."""
+    key = engine_key(checkpoint_directory, config.dtype, config.cache_dir)
+    job = _Job(
+        directory=checkpoint_directory, config=config, key=key, library=None, progress=progress
+    )
+    return _in_memory(job)
+
+
+def _in_memory(job: _Job) -> BuiltDecoder:
+    engine = _pack(job)
+    job.progress("comparing with transformers", _PROOF_STARTS)
+    prove(engine, job.key.dtype, job.library, job.config.tokens_per_block)
+    return engine
+
+
 def _build_into(folder: Path, job: _Job) -> None:
     engine = _pack(job)
     job.progress("writing the engine", _WRITING_STARTS)
-    write_engine(folder, job.key, engine, looked_up=[engine.weights.embedding])
+    looked_up = [engine.weights.embedding, engine.proof.logits, engine.proof.packed]
+    write_engine(folder, job.key, engine, looked_up=looked_up)
     del engine  # what is proved is what was written
     job.progress("comparing with transformers", _PROOF_STARTS)
     written = read_built(folder)
-    deviation = prove(written, job.key.dtype, job.library)
+    deviation = prove(written, job.key.dtype, job.library, job.config.tokens_per_block)
     _LOG.info("logits differ from transformers' by %.2g of their spread", deviation)
     write_limits(folder, limits_of(job.key, job.config, written.spec))
     job.progress("built", 1.0)
@@ -107,7 +131,9 @@ def _pack(job: _Job) -> BuiltDecoder:
 
     tensors = CheckpointTensors(job.directory)
     weights = load_weights(tensors, spec, kind, activations, on_layer=on_layer)
-    return BuiltDecoder(architecture=architecture, spec=spec, weights=weights, proof=proof)
+    engine = BuiltDecoder(architecture=architecture, spec=spec, weights=weights, proof=proof)
+    packed = course_logits(engine, None, job.config.tokens_per_block)
+    return replace(engine, proof=replace(proof, packed=packed))
 
 
 def _reference(directory: Path, dtype: torch.dtype, num_layers: int) -> tuple[str, Proof]:
@@ -120,17 +146,15 @@ def _reference(directory: Path, dtype: torch.dtype, num_layers: int) -> tuple[st
             f"{model.config.num_hidden_layers}"
         )
     model.set_attn_implementation("eager")
-    token_ids = probe_token_ids(model.config.vocab_size)
+    token_ids = THOROUGH.token_ids(model.config.vocab_size)
+
+    def forward(ids: Tensor) -> Tensor:
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+        return logits
+
     with torch.inference_mode():
-        logits: Tensor = model(input_ids=token_ids, use_cache=False).logits
-    rows = [
-        sequence * LENGTH + position
-        for sequence in range(len(token_ids))
-        for position in _ROWS_OF_A_SEQUENCE
-    ]
-    kept = logits.flatten(0, 1)[rows].float().clone()
-    proof = Proof(token_ids=token_ids, rows=torch.tensor(rows), logits=kept)
-    return _architecture(model), proof
+        logits = THOROUGH.plain_logits(forward, token_ids)
+    return _architecture(model), Proof(token_ids=token_ids, logits=logits, packed=logits)
 
 
 def _architecture(model: Any) -> str:

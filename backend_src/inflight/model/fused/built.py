@@ -23,7 +23,8 @@ from inflight.model.fused.assemble import make_decoder
 from inflight.model.fused.ops import FusedAttention
 from inflight.model.fused.spec import DecoderSpec
 from inflight.model.fused.weights import DecoderWeights
-from inflight.model.probe import LENGTH, MAX_NUM_TOKENS, NUM_BLOCKS, check_equal, packed_logits
+from inflight.model.probe import check_rows, check_typical
+from inflight.model.probe_course import THOROUGH
 from inflight.model.runner import PackedInputs
 from inflight.native.library import NativeLibrary
 
@@ -32,14 +33,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Proof:
-    """What transformers' plain forward makes of a few tokens, in the dtype of the activations."""
+    """What transformers' plain forward makes of a few tokens, in the dtype of the activations, and
+    what torch makes of them with the weights as they are packed."""
 
     token_ids: Tensor
-    """int64[2, LENGTH], of the probe."""
-    rows: Tensor
-    """int64[R], which of the 2 * LENGTH positions are compared."""
+    """int64[tokens of the course ``THOROUGH``]."""
     logits: Tensor
-    """float32[R, vocab_size]."""
+    """float32[R, vocab_size], of the rows that the course compares."""
+    packed: Tensor
+    """float32[R, vocab_size], what torch makes of the engine's weights: the same rows, quantized
+    like them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,20 +66,38 @@ def read_built(folder: Path) -> BuiltDecoder:
     return read_engine(folder, BuiltDecoder)
 
 
-def prove(engine: BuiltDecoder, dtype: str, library: NativeLibrary) -> float:
+def prove(
+    engine: BuiltDecoder, dtype: str, library: NativeLibrary | None, tokens_per_block: int
+) -> float:
     """How far the packed, chunked logits of this machine's kernels are from transformers' own,
-    relative to their spread. ``dtype``: of the key, never auto.
+    typically and relative to their spread. ``dtype``: of the key, never auto; ``library`` None: of
+    torch; ``tokens_per_block``: one that these operations take, that of the service.
 
-    Raises CheckpointError when that is more than rounding explains, or when a layer did not come
-    to the attention.
+    Raises CheckpointError when that is more than rounding and quantizing explain, when one row is
+    another than torch makes of the same weights, or when a layer did not come to the attention.
     """
+    packed = course_logits(engine, library, tokens_per_block)
+    # Rows that quantizing moved far hide a fault; torch has computed with the same weights.
+    flipping = THOROUGH.rows_by_phase if engine.spec.has_experts else ()
+    check_rows(packed, engine.proof.packed, engine.architecture, dtype, flipping=flipping)
+    return check_typical(packed, engine.proof.logits, engine.architecture, dtype)
+
+
+def course_logits(
+    engine: BuiltDecoder, library: NativeLibrary | None, tokens_per_block: int
+) -> Tensor:
+    """float32[R, vocab_size] of the course; ``library`` None: of torch. Raises CheckpointError when
+    a layer did not come to the attention once an iteration."""
     decoder = make_decoder(
-        engine.spec, engine.weights, library, max_num_tokens=MAX_NUM_TOKENS, max_seq_len=LENGTH
+        engine.spec,
+        engine.weights,
+        library,
+        max_num_tokens=THOROUGH.max_num_tokens,
+        max_seq_len=THOROUGH.max_seq_len,
     )
     attention = _CountingAttention(decoder.ops.attention)
     decoder.ops = replace(decoder.ops, attention=cast(FusedAttention, attention))
-    tokens_per_block = min(decoder.ops.supported_tokens_per_block)
-    attention.allocate(NUM_BLOCKS, tokens_per_block)
+    attention.allocate(THOROUGH.num_blocks(tokens_per_block), tokens_per_block)
     num_iterations = 0
 
     def forward(inputs: PackedInputs) -> Tensor:
@@ -84,15 +105,14 @@ def prove(engine: BuiltDecoder, dtype: str, library: NativeLibrary) -> float:
         num_iterations += 1
         return decoder.forward(inputs)
 
-    packed = packed_logits(forward, tokens_per_block, engine.proof.token_ids)
+    packed = THOROUGH.packed_logits(forward, tokens_per_block, engine.proof.token_ids)
     num_layers = len(engine.spec.layers)
     if attention.layers != list(range(num_layers)) * num_iterations:
         raise CheckpointError(
             f"architecture {engine.architecture} is not served: not each of its {num_layers} "
             "layers came to the attention once"
         )
-    rows = packed.flatten(0, 1)[engine.proof.rows]
-    return check_equal(rows, engine.proof.logits, engine.architecture, dtype)
+    return packed
 
 
 def note_limits(key: EngineKey, config: InflightConfig, spec: DecoderSpec) -> None:

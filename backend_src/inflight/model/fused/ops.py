@@ -15,7 +15,8 @@ from inflight.api.kv_pools import KvPool
 from inflight.model.fused.reference_ops import ReferenceAttention
 from inflight.model.fused.spec import DecoderSpec
 from inflight.model.runner import PackedInputs
-from inflight.native.attention import SUPPORTED_TOKENS_PER_BLOCK, LayerRules, NativeAttention
+from inflight.native.attention import LayerRules, NativeAttention
+from inflight.native.block_sizes import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.native.elementwise import Elementwise, NativeElementwise, TorchElementwise
 from inflight.native.experts import ExpertOps, NativeExperts, TorchExperts
 from inflight.native.library import NativeLibrary

@@ -183,6 +183,10 @@ class DecoderSpec:
         assert all(layer.mlp is not None for layer in self.layers if layer.experts is None)
 
     @property
+    def has_experts(self) -> bool:
+        return any(layer.experts is not None for layer in self.layers)
+
+    @property
     def query_size(self) -> int:
         return self.num_heads * self.head_dim
 

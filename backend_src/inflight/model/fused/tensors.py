@@ -9,17 +9,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from inflight.checkpoint.files import GGUF_BLOCKS_FILE, read_json
+from inflight.checkpoint.files import GGUF_BLOCKS_FILE, INDEX_FILE, SINGLE_FILE, read_json
 from inflight.errors import CheckpointError
 from inflight.native.gguf_blocks import GgufBlocks, QuantizedKind
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-
-def has_safetensors(directory: Path) -> bool:
-    """Whether a CheckpointTensors can be made of the folder."""
-    return (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file()
 
 
 class CheckpointTensors:
