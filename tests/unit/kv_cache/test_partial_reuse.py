@@ -151,7 +151,7 @@ def test_a_source_with_something_after_it_is_taken_over_when_that_is_evicted() -
     ids = np.append(tokens(10)[:2], range(700, 710)).astype(np.int32)
     assert start(kv, 2, ids) == []
     assert table(kv, 2)[0] == 0 and sorted(table(kv, 2)) == [0, 1, 2]
-    assert kv.stats().evicted_blocks == 3
+    assert kv.stats().evicted_blocks == 2, "the third was taken over: it is reused"
     kv.check_integrity()
 
 
