@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def p99(self) -> float:
-        return statistics.quantiles(self.latencies, n=100)[98]
+        return statistics.quantiles(self.latencies, n=100, method="inclusive")[98]
 
 
 Serve = Callable[[Sequence[Request]], Outcome]
