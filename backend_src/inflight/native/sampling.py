@@ -87,4 +87,3 @@ class NativeSampling:
 def _check(logits: Floats, rows: RowIndices) -> None:
     assert logits.flags.c_contiguous and logits.dtype == np.float32
     assert rows.flags.c_contiguous and rows.dtype == np.int64
-    assert not len(rows) or 0 <= rows.min() <= rows.max() < len(logits)

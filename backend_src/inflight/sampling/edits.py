@@ -141,9 +141,10 @@ def _penalise(logits: npt.NDArray[np.float32], penalised: Sequence[EditedRow]) -
     assert logits.flags.c_contiguous  # lest `every` is a copy
     every = logits.reshape(-1)
     values = every[places]
-    values = np.where(values > 0, values / repetition, values * repetition)
-    values -= presence
-    values -= frequency * np.concatenate([each.counts for each in counts])
+    with np.errstate(over="ignore"):  # far below the peak -inf is right: probability 0
+        values = np.where(values > 0, values / repetition, values * repetition)
+        values -= presence
+        values -= frequency * np.concatenate([each.counts for each in counts])
     every[places] = values
 
 

@@ -20,7 +20,7 @@ _RUN = 256
 
 class SamplingKernels(Protocol):
     """Used by one thread. ``logits``: float32[., V], C-contiguous; ``rows``: int64[R], which of
-    them are meant. What is found of a row depends on nothing but its logits and its rules."""
+    them are meant, unchecked. What is found of a row depends on its logits and its rules alone."""
 
     def likeliest(self, logits: Floats, rows: RowIndices) -> TokenIds:
         """int32[R]: the first of the largest logits of each row, or its first NaN, as numpy's
@@ -69,10 +69,11 @@ class NumpySampling:
         normalize_log_probs: bool,
     ) -> tuple[TokenIds, Floats]:
         token_ids, log_probs = likeliest.copy(), np.zeros(len(rows), dtype=np.float32)
-        for index, row in enumerate(rows.tolist()):
-            token_ids[index], log_probs[index] = self._sample(
-                logits[row], int(likeliest[index]), rules[index], normalize_log_probs
-            )
+        with np.errstate(over="ignore"):  # far below the peak -inf is right: probability 0
+            for index, row in enumerate(rows.tolist()):
+                token_ids[index], log_probs[index] = self._sample(
+                    logits[row], int(likeliest[index]), rules[index], normalize_log_probs
+                )
         return token_ids, log_probs
 
     def _sample(
@@ -146,7 +147,7 @@ class NumpySampling:
 
     def _weights(self, logits: Floats, peak: np.float32, temperature: float) -> Floats:
         scratch = self._scratch[: len(logits)]
-        with np.errstate(over="ignore"):  # far below the peak -inf is right: weight 0
+        with np.errstate(over="ignore"):  # as above
             np.subtract(logits, peak, out=scratch)
             if temperature != 1.0:
                 scratch /= temperature

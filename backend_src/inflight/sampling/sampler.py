@@ -130,20 +130,19 @@ class Sampler:
         rules = rows.rules
         if rules is None:
             return SampledTokens(token_ids, log_probs)
-        with np.errstate(over="ignore"):  # far below the peak -inf is right: probability 0
-            if edited := rows.edited():
-                edit_rows(logits, edited)
-                changed = np.array([each.row for each in edited])
-                token_ids[changed] = self._kernels.likeliest(logits, changed)
-            asked = np.flatnonzero((rules["temperature"] > 0) | (rules["wants_log_prob"] > 0))
-            if len(asked):
-                token_ids[asked], log_probs[asked] = self._kernels.sample_rows(
-                    logits,
-                    asked,
-                    token_ids[asked],
-                    rules[asked],
-                    normalize_log_probs=self._normalize_log_probs,
-                )
+        if edited := rows.edited():
+            edit_rows(logits, edited)
+            changed = np.array([each.row for each in edited])
+            token_ids[changed] = self._kernels.likeliest(logits, changed)
+        asked = np.flatnonzero((rules["temperature"] > 0) | (rules["wants_log_prob"] > 0))
+        if len(asked):
+            token_ids[asked], log_probs[asked] = self._kernels.sample_rows(
+                logits,
+                asked,
+                token_ids[asked],
+                rules[asked],
+                normalize_log_probs=self._normalize_log_probs,
+            )
         return SampledTokens(token_ids, log_probs)
 
     def complete(
