@@ -96,7 +96,7 @@ def test_no_iteration_compiles_what_a_load_has_not() -> None:
 def test_no_kernel_and_no_sampling_reads_the_device_from_the_host() -> None:
     found = printed("no_host_reads.py")
     assert found["rows"] > 500
-    assert set(found["kernels"]) == KERNELS - {"_move_blocks", "join_splits"}
+    assert set(found["kernels"]) == KERNELS - {"_move_blocks"}
 
 
 def printed(script: str) -> Any:
