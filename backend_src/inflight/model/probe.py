@@ -26,9 +26,10 @@ TOLERANCE: Mapping[str, float] = {
 """Largest typical error of the logits relative to their spread, by the dtype of the weights. Wrong
 attention shows as about 1 or more; below these values is what rounding does."""
 
-ROW_TOLERANCE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 0.4, "int8": 0.6, "int4": 0.6}
-"""Largest error of any row of an engine's logits beside torch's on the same weights: what rounding
-activations to bf16, or to 8 bits, does to the rows that take it worst."""
+ROW_TOLERANCE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 0.8, "int8": 0.8, "int4": 0.8}
+"""Largest error of any row of an engine's logits beside torch's on the same weights. A row whose
+attention or linears are wrong is off by about 1 or more; what rounding activations to bf16, or to 8
+bits, does to the rows that take it worst lies below half of this in the models that were tried."""
 
 _TYPICAL = 0.75
 """Share of the rows that count where some may be off."""
