@@ -73,9 +73,12 @@ def check_draws(native: NativeSampling, row: Floats, case: dict[str, Any], draws
     assert likeliest.tolist() == reference.likeliest(logits, rows).tolist()
     ids, log_shares = native.sample_rows(logits, rows, likeliest, rules, normalize_log_probs=True)
     shares, slack = shares_of(reference, row, rules[0])
-    # float32 sums of many thousand weights, and of a nucleus the last one may be another
+    # Where sums differ in their last bits a nucleus may have one more.
+    known = shares[ids] > 0
+    assert len(set(ids[~known].tolist())) <= (1 if slack else 0)
+    ids, log_shares, uniforms = ids[known], log_shares[known], uniforms[known]
+    # float32 sums of many thousand weights; and a nucleus may have one more, or one less
     np.testing.assert_allclose(np.exp(log_shares), shares[ids], rtol=1e-5 + slack, atol=1e-30)
-    assert (shares[ids] > 0).all()
     ends = np.cumsum(shares)[ids]
     assert (ends - shares[ids] <= uniforms + 1e-6 + slack).all()
     assert (uniforms <= ends + 1e-6 + slack).all()

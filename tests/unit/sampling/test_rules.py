@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def test_each_request_has_its_own_rules_through_any_coming_and_going(data: st.Da
     for num_new, num_gone in bursts:
         for _ in range(num_new):
             plain = next_id % 5 == 0
-            settings = {} if plain else {"temperature": 1.0 + next_id / 1024}
+            settings: dict[str, Any] = {} if plain else {"temperature": 1.0 + next_id / 1024}
             known[next_id] = make_request(next_id, **settings)
             rules.add(known[next_id], is_plain=plain)
             next_id += 1
