@@ -148,7 +148,7 @@ class Course:
         return [-(-sequence.length // tokens_per_block) for sequence in self.sequences]
 
     def _split(self, token_ids: Tensor) -> Sequence[Tensor]:
-        return token_ids.split([sequence.length for sequence in self.sequences])
+        return torch.split(token_ids, [sequence.length for sequence in self.sequences])
 
     def _spans(self, iteration: int) -> Iterator[tuple[int, int, int]]:
         """Sequence, start and end of what is computed."""
@@ -162,7 +162,8 @@ class Course:
             _request(number, ids.tolist()) for number, ids in enumerate(self._split(token_ids))
         ]
         for iteration in range(self._num_iterations):
-            context, generation = [], []
+            context: list[ScheduledChunk] = []
+            generation: list[ScheduledChunk] = []
             for number, start, end in self._spans(iteration):
                 is_generation = start >= self.sequences[number].chunk_ends[-1]
                 phase = Phase.GENERATION if is_generation else Phase.CONTEXT
