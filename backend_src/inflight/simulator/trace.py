@@ -13,8 +13,8 @@ from inflight.errors import InflightError
 MAX_TOKENS = 1 << 20
 """Of a prompt or of an output in a trace."""
 
-VOCAB_SIZE = 1 << 31
-"""Ids are any int32 >= 0, so that different texts hardly ever have equal blocks."""
+VOCAB_SIZE = (1 << 31) - 1
+"""As large as an int32 says, so that different texts hardly ever have equal blocks."""
 
 
 class TraceError(InflightError):
