@@ -131,7 +131,9 @@ def test_a_disk_that_hangs_keeps_no_users_text(files: SlowFiles, tmp_path: Path)
     cascade.put(tier_block(1))
     assert cascade.wait_until_written(5.0)
     files.may_write.clear()
+    files.is_writing.clear()
     cascade.put(tier_block(2))
+    assert files.is_writing.wait(5.0)
     assert len(block_files(tmp_path)) == 1
     cascade.close(0.05)
     assert block_files(tmp_path) == []

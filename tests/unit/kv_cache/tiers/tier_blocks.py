@@ -70,8 +70,11 @@ class SlowFiles(BlockFiles):
         super().__init__(FINGERPRINT)
         self.may_write = threading.Event()
         self.may_read = threading.Event()
+        self.is_writing = threading.Event()
+        """A write has begun since this was cleared."""
 
     def write(self, path: Path, block: TierBlock) -> None:
+        self.is_writing.set()
         assert self.may_write.wait(30)
         super().write(path, block)
 
