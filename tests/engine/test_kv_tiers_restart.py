@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -172,20 +173,25 @@ def test_a_kill_while_evicted_blocks_are_written_leaves_blocks_that_are_right(
         assert onboarded(engine, "disk") > 0 and tier(engine, "disk").bad_files == 0
 
 
-def test_a_disk_that_is_full_for_a_while_costs_blocks_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_of_a_disk_for_two(folder: Path) -> Callable[[BlockFiles, Path, TierBlock], None]:
+    """``BlockFiles.write`` where the disk is full as soon as it has two files."""
     whole_write = BlockFiles.write
 
     def write(files: BlockFiles, path: Path, block: TierBlock) -> None:
-        if len(files_in(tmp_path)) == 2:
+        if len(files_in(folder)) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         whole_write(files, path, block)
 
+    return write
+
+
+def test_a_disk_that_is_full_for_a_while_costs_blocks_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with engine_with(disk=tmp_path) as engine:
         always_onboard(engine)
         with monkeypatch.context() as patched:
-            patched.setattr(BlockFiles, "write", write)
+            patched.setattr(BlockFiles, "write", write_of_a_disk_for_two(tmp_path))
             one_round(engine)
             ask(engine, PROMPTS)
             settle(engine)
@@ -199,15 +205,8 @@ def test_a_disk_that_is_full_for_a_while_costs_blocks_and_nothing_else(
 def test_a_disk_that_fills_up_at_the_end_leaves_blocks_that_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole_write = BlockFiles.write
-
-    def write(files: BlockFiles, path: Path, block: TierBlock) -> None:
-        if len(files_in(tmp_path)) == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        whole_write(files, path, block)
-
     with monkeypatch.context() as patched:
-        patched.setattr(BlockFiles, "write", write)
+        patched.setattr(BlockFiles, "write", write_of_a_disk_for_two(tmp_path))
         with engine_with(disk=tmp_path, persist=True) as engine:
             ask(engine, PROMPTS[:1])
     assert len(files_in(tmp_path)) == 2 and "No space left" in caplog.text

@@ -6,34 +6,20 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.benchmarks.compare.driver import MAX_SEQ_LEN, LoadOptions, make_driver
 from tests.benchmarks.compare.records import figures_of
 from tests.benchmarks.compare.systems import DRIVERS
 from tests.benchmarks.compare.workloads import Job, Workload
+from tests.fakes.tiny_models import VOCAB_SIZE, save_tiny_checkpoint, tiny_config
 
 pytestmark = pytest.mark.numeric
-VOCAB_SIZE = 256
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_SEQ_LEN,
-        eos_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    config = tiny_config("llama", max_position_embeddings=MAX_SEQ_LEN)
+    return save_tiny_checkpoint(tmp_path_factory.mktemp("tiny-llama"), config)
 
 
 def workload() -> Workload:

@@ -7,30 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from inflight.api import Request
 from tests.benchmarks.padded_batch import PAD_ID, PaddedBatch, left_padded
+from tests.fakes.tiny_models import VOCAB_SIZE, save_tiny_checkpoint, tiny_config
 
 pytestmark = pytest.mark.numeric
-VOCAB_SIZE = 256
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        eos_token_id=list(range(200)),  # most of what is generated would end
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    """Most of what it generates would end an answer."""
+    config = tiny_config("llama", eos_token_id=list(range(200)))
+    return save_tiny_checkpoint(tmp_path_factory.mktemp("tiny-llama"), config)
 
 
 def test_padding_goes_to_the_left_and_is_masked() -> None:

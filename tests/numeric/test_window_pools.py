@@ -19,8 +19,9 @@ from inflight.api import ExecutorConfig, KvCacheConfig
 from inflight.api.config import InflightConfig
 from inflight.api.kv_pools import KvPool
 from inflight.batch import Phase, ScheduledBatch, ScheduledChunk
+from inflight.engine.forward import extents_of
 from inflight.engine.pools import layer_groups
-from inflight.kv_cache import KvCache, KvExtent, make_kv_cache
+from inflight.kv_cache import KvCache, make_kv_cache
 from inflight.model.factory import load_hf_runner
 from inflight.model.fused.load import build_fused_runner
 from inflight.model.fused.runner import FusedRunner
@@ -59,6 +60,15 @@ def make_runner(kind: str, directory: Path) -> Runner:
     backend = "cpu" if attention == "native" else "torch"
     config = InflightConfig(dtype="fp32", runner="hf", attention_backend=backend)
     return load_hf_runner(directory, config, library)
+
+
+def runner_with_pools(kind: str, directory: Path) -> tuple[Runner, tuple[KvPool, ...]]:
+    runner = make_runner(kind, directory)
+    pools = tuple(
+        KvPool(group, NUM_BLOCKS[group.window]) for group in layer_groups(runner.spec, CONFIG)
+    )
+    runner.allocate_kv_cache(pools[0].num_blocks, TOKENS_PER_BLOCK, pools[1:])
+    return runner, pools
 
 
 def storage_of(runner: Runner, pools: tuple[KvPool, ...]) -> list[list[Tensor]]:
@@ -116,13 +126,6 @@ def logits_of_all_rows(
     return np.stack([logits[key] for key in sorted(logits)])
 
 
-def extents_of(plan: ScheduledBatch) -> list[KvExtent]:
-    return [
-        KvExtent(chunk.request.request_id, chunk.start, chunk.request.token_ids[: chunk.end])
-        for chunk in plan.chunks
-    ]
-
-
 @pytest.mark.parametrize("kind", RUNNERS)
 @pytest.mark.parametrize("model_type", ["mistral", "phi3", "gemma2", "gemma3_text"])
 def test_pools_that_give_blocks_back_change_no_logit(
@@ -130,11 +133,7 @@ def test_pools_that_give_blocks_back_change_no_logit(
 ) -> None:
     """Block reuse is off: what is cached would be poisoned as well."""
     directory = tiny_checkpoint(tmp_path, model_type)
-    runner = make_runner(kind, directory)
-    pools = tuple(
-        KvPool(group, NUM_BLOCKS[group.window]) for group in layer_groups(runner.spec, CONFIG)
-    )
-    runner.allocate_kv_cache(pools[0].num_blocks, TOKENS_PER_BLOCK, pools[1:])
+    runner, pools = runner_with_pools(kind, directory)
     cache_config = KvCacheConfig(tokens_per_block=TOKENS_PER_BLOCK, enable_block_reuse=False)
     kv = make_kv_cache(pools, cache_config, clock=lambda: 0.0, observers=())
     storage = storage_of(runner, pools)
@@ -181,11 +180,7 @@ def test_a_part_that_is_copied_in_every_pool_changes_no_logit(
     model_type: str, kind: str, tmp_path: Path
 ) -> None:
     directory = tiny_checkpoint(tmp_path, model_type)
-    runner = make_runner(kind, directory)
-    pools = tuple(
-        KvPool(group, NUM_BLOCKS[group.window]) for group in layer_groups(runner.spec, CONFIG)
-    )
-    runner.allocate_kv_cache(pools[0].num_blocks, TOKENS_PER_BLOCK, pools[1:])
+    runner, pools = runner_with_pools(kind, directory)
     kv = make_kv_cache(pools, CONFIG.kv_cache_config, clock=lambda: 0.0, observers=())
     rng = np.random.default_rng(7)
     first = rng.integers(3, VOCAB_SIZE, size=60)

@@ -185,7 +185,7 @@ def _load_fused(
 
 def _check_goes_with_fused(config: InflightConfig, library: NativeLibrary | None) -> None:
     """Raises ConfigError for keys that ``runner: fused`` would pass over in silence, or refuse only
-    behind a build."""
+    behind a build; CheckpointError where native kernels are asked for and not there."""
     if library is None:
         if config.attention_backend == "cpu":
             raise CheckpointError("attention_backend: cpu: there are no native kernels")

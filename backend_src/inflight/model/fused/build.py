@@ -29,6 +29,7 @@ from inflight.model.fused.load import read_spec, weight_kinds
 from inflight.model.fused.tensors import CheckpointTensors
 from inflight.model.fused.weights import load_weights
 from inflight.model.loading import load_model
+from inflight.model.probe import check_typical
 from inflight.model.probe_course import THOROUGH
 from inflight.native.library import NativeLibrary
 
@@ -99,7 +100,11 @@ def build_in_memory(
 def _in_memory(job: _Job) -> BuiltDecoder:
     engine = _pack(job)
     job.progress("comparing with transformers", _PROOF_STARTS)
-    prove(engine, job.key.dtype, job.library, job.config.tokens_per_block)
+    if job.library is None:  # torch's rows are those of the proof already
+        proof = engine.proof
+        check_typical(proof.packed, proof.logits, engine.architecture, job.key.dtype)
+    else:
+        prove(engine, job.key.dtype, job.library, job.config.tokens_per_block)
     return engine
 
 
