@@ -16,8 +16,9 @@ can only add to it. Two of the steps take turns with what bounds them (``compare
   rate" is the share of the step in which its arithmetic would be done at that rate, attention
   included as ``compare/bounds.py`` counts it; of a mixture of experts it is not told.
 
-The shares in the second table come from steps of their own, in which every operation is timed; what
-they do not cover is Python between the operations.
+The shares in the second table come from steps of their own, in which every operation is called from
+Python and timed; what they do not cover is Python between the operations. Those of the first table
+make all these calls in one, where no operation is torch's (``native/recorded_calls.py``).
 """
 
 from __future__ import annotations
@@ -112,19 +113,20 @@ class Stopwatch:
 
 
 def shares(runner: FusedRunner, inputs: PackedInputs, seconds: float) -> dict[str, float]:
-    """Of the time of a step, by group."""
+    """Of the time of a step whose calls are made one by one, by group."""
     decoder = runner.decoder
+    runner.decoder = looked_at = decoder.unrecorded()
     ops = decoder.ops
     spent: dict[str, float] = defaultdict(float)
     kinds = ("linear", "elementwise", "attention")
     timed: dict[str, Any] = {kind: Stopwatch(getattr(ops, kind), spent) for kind in kinds}
-    decoder.ops = replace(ops, **timed)
+    looked_at.ops = replace(ops, **timed)
     start, rounds = time.perf_counter(), 0
     while time.perf_counter() - start < seconds or not rounds:
         runner.forward(inputs)
         rounds += 1
     total = time.perf_counter() - start
-    decoder.ops = ops
+    runner.decoder = decoder
     parts = {group: sum(spent[name] for name in names) for group, names in GROUPS.items()}
     parts["rest"] = total - sum(parts.values())
     return {group: part / total for group, part in parts.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from inflight.native.attention_pool import AttentionPool, LayerPool, PackedRows
 from inflight.native.block_sizes import SUPPORTED_TOKENS_PER_BLOCK
 from inflight.native.kv_storage import KV_KINDS, bytes_per_head, read_blocks, write_blocks
 from inflight.native.library import Int, NativeLibrary, Pointer
+from inflight.native.recorded_calls import CallRecorder
 
 MAX_HEAD_DIM = 512
 BLOCK_LAYOUT = 1
@@ -160,6 +162,12 @@ class NativeAttention:
         """Of each layer, the handle of its pool and the address of its storage."""
         self._longest = self._num_tokens = 0
         self._heads = (_CHeads * 3)()
+
+    def recording(self, recorder: CallRecorder) -> NativeAttention:
+        """One that has its calls written down. They read the storage and the plan of this one."""
+        one = copy(self)
+        one._attend = recorder.function(*ATTEND)
+        return one
 
     @property
     def storage(self) -> Tensor:

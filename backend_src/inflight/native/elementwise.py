@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inflight.native.library import Float, Int, NativeLibrary, Pointer
+from inflight.native.library import Float, FunctionSource, Int, Pointer
 
 WIDTH_MULTIPLE = 16
 
@@ -53,7 +53,7 @@ class Elementwise(Protocol):
 
 
 class NativeElementwise:
-    def __init__(self, library: NativeLibrary) -> None:
+    def __init__(self, library: FunctionSource) -> None:
         self._rms_norm = library.function(
             "inflight_rms_norm", *[Pointer] * 4, *[Int] * 2, *[Float] * 2, Int
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch  # noqa: F401  its OpenMP runtime has to be in the process before ours asks for one
 
@@ -36,6 +36,18 @@ class Isa(IntEnum):
     AMX = 3
 
 
+class FunctionSource(Protocol):
+    """What the classes around native kernels take their functions from."""
+
+    def function(self, name: str, *types: Any, result: Any = None) -> Callable[..., Any]:
+        """The C function ``name``; look it up once and keep it.
+
+        ``types`` are Pointer, Int, Float or Double for each parameter; ``result`` is one of them or
+        None for void.
+        """
+        ...
+
+
 class NativeLibrary:
     """Functions of the shared library; calls release the GIL.
 
@@ -53,11 +65,6 @@ class NativeLibrary:
         """The highest instruction set that the CPU, the system and the compiler have."""
 
     def function(self, name: str, *types: Any, result: Any = None) -> Callable[..., Any]:
-        """The C function ``name``; look it up once and keep it.
-
-        ``types`` are Pointer, Int, Float or Double for each parameter; ``result``
-        is one of them or None for void.
-        """
         if name not in self._functions:
             function = self._library[name]
             function.argtypes = list(types)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.native.library import Int, NativeLibrary, Pointer
+from inflight.native.library import FunctionSource, Int, Pointer
 from inflight.native.packed import PackedLinear
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -72,7 +72,7 @@ class NativeLinear:
     company.
     """
 
-    def __init__(self, library: NativeLibrary) -> None:
+    def __init__(self, library: FunctionSource) -> None:
         self._linear = library.function("inflight_linear", Pointer, Pointer, Int, Pointer, Int)
         self._argmax = library.function(
             "inflight_linear_argmax", Pointer, Pointer, Int, Int, Pointer

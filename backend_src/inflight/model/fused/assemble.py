@@ -27,9 +27,11 @@ def make_decoder(
     max_num_tokens: int,
     max_seq_len: int,
     kv_cache_dtype: str = "auto",
+    records_calls: bool = False,
 ) -> FusedDecoder:
     """``library`` None: in torch. Native kernels use as many threads as torch does.
-    ``kv_cache_dtype``: the key. Raises ConfigError for one that is not stored on a CPU."""
+    ``kv_cache_dtype``: the key. ``records_calls``: iterations take less time, and ``ops`` may
+    not be replaced after the first. Raises ConfigError for a KV dtype that no CPU stores."""
     kv_dtype = choose_kv_dtype(kv_cache_dtype, weights.embedding.dtype)
     if kv_dtype not in KV_KINDS:
         raise ConfigError(f"kv_cache_dtype: {kv_cache_dtype}: stored on a GPU only")
@@ -38,7 +40,14 @@ def make_decoder(
     else:
         library.set_num_threads(torch.get_num_threads())
         ops = native_ops(library, spec, kv_dtype)
-    return FusedDecoder(spec, weights, ops, max_num_tokens=max_num_tokens, max_seq_len=max_seq_len)
+    return FusedDecoder(
+        spec,
+        weights,
+        ops,
+        max_num_tokens=max_num_tokens,
+        max_seq_len=max_seq_len,
+        library=library if records_calls else None,
+    )
 
 
 def make_runner(
@@ -55,5 +64,6 @@ def make_runner(
         max_num_tokens=config.max_num_tokens,
         max_seq_len=config.max_seq_len or spec.max_position_embeddings,
         kv_cache_dtype=config.kv_cache_dtype,
+        records_calls=True,
     )
     return FusedRunner(decoder)

@@ -6,19 +6,26 @@ place, into buffers that are made once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from inflight.model.fused.decoder_tensors import NormWeights
 from inflight.model.fused.feed_forward import feed_forward
-from inflight.model.fused.ops import FusedOps
+from inflight.model.fused.ops import FusedOps, recording_ops
 from inflight.model.fused.rope_tables import rope_tables
 from inflight.model.fused.rows import Rows
 from inflight.model.fused.spec import DecoderSpec, LayerSpec, NormKind
 from inflight.model.fused.weights import DecoderWeights, LayerWeights
 from inflight.model.runner import PackedInputs
 from inflight.native.attention import LayerRules
+from inflight.native.library import NativeLibrary
+from inflight.native.recorded_calls import CallRecorder, RecordedCalls
+
+_Layer = tuple[int, tuple[LayerSpec, LayerWeights, LayerRules]]
 
 
 class FusedDecoder:
@@ -32,9 +39,11 @@ class FusedDecoder:
         *,
         max_num_tokens: int,
         max_seq_len: int,
+        library: NativeLibrary | None = None,
     ) -> None:
         """``max_num_tokens``: rows of an iteration at most; ``max_seq_len``: tokens of a sequence
-        at most."""
+        at most. ``library``: that of ``ops``, whose calls are recorded in the first iteration;
+        None: each is made from here."""
         self.spec = spec
         self.ops = ops
         self.dtype = weights.embedding.dtype
@@ -44,11 +53,28 @@ class FusedDecoder:
         self._stream_epsilon = spec.norm_epsilon / spec.residual_multiplier**2
         self._embedding_scale = spec.embedding_multiplier / spec.residual_multiplier
         rules = _layer_rules(spec, weights, max_seq_len)
-        self._layers = tuple(enumerate(zip(spec.layers, weights.layers, rules, strict=True)))
+        self._layers: tuple[_Layer, ...] = tuple(
+            enumerate(zip(spec.layers, weights.layers, rules, strict=True))
+        )
+        is_recordable = len(self._layers) > 1 and _is_native_throughout(spec, weights)
+        self._library = library if is_recordable else None
+        self._recorded: RecordedCalls | None = None
+        """All layers but the last."""
 
     @property
     def max_num_tokens(self) -> int:
         return len(self._rows)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the calls of the layers are made in one by now."""
+        return self._recorded is not None
+
+    def unrecorded(self) -> FusedDecoder:
+        """The same, with the same KV cache, but each call is made from here: to look at them."""
+        decoder = copy(self)
+        decoder._library = None
+        return decoder
 
     def forward(self, inputs: PackedInputs) -> Tensor:
         """float32[R, vocab_size], new: the logits of the rows in ``inputs.logits_indices``."""
@@ -64,17 +90,17 @@ class FusedDecoder:
         self.ops.elementwise.embed(
             self.weights.embedding, token_ids, rows.residual, self._embedding_scale
         )
-        last = len(self._layers) - 1
-        for i, (spec, weights, rules) in self._layers:
-            self._read(rows, weights.before_attention)
-            self.ops.linear(rows.hidden, weights.qkv, rows.qkv)
-            self.ops.attention.attend(i, rules, rows.qkv, rows.attended)
-            if i == last:
-                # All K and V are written: only the rows that sample go on.
-                rows = rows.only(wanted)
-            if len(rows):
-                self._finish(rows, spec, weights)
+        if self._library is None:
+            self._run(rows, self._layers[:-1])
+        else:
+            self._recorded = self._recorded or self._record(rows, self._library)
+            self._recorded.make(len(rows))
+        last = self._layers[-1]
+        self._attend(rows, last)
+        # All K and V are written: only the rows that sample go on.
+        rows = rows.only(wanted)
         if len(rows):
+            self._finish(rows, last)
             self._read(rows, self.weights.norm)
         return rows.hidden
 
@@ -97,8 +123,28 @@ class FusedDecoder:
             return None
         return self.ops.linear.argmax(hidden, self.weights.head)
 
-    def _finish(self, rows: Rows, spec: LayerSpec, weights: LayerWeights) -> None:
+    def _run(self, rows: Rows, layers: Sequence[_Layer]) -> None:
+        for layer in layers:
+            self._attend(rows, layer)
+            self._finish(rows, layer)
+
+    def _record(self, rows: Rows, library: NativeLibrary) -> RecordedCalls:
+        """All layers but the last. Their buffers begin at the same place for any number of rows."""
+        recorder, decoder = CallRecorder(len(rows)), copy(self)
+        decoder.ops = recording_ops(self.ops, recorder)
+        decoder._run(rows, self._layers[:-1])
+        return RecordedCalls(library, recorder)
+
+    def _attend(self, rows: Rows, layer: _Layer) -> None:
+        """Up to what attention gives."""
+        number, (_, weights, rules) = layer
+        self._read(rows, weights.before_attention)
+        self.ops.linear(rows.hidden, weights.qkv, rows.qkv)
+        self.ops.attention.attend(number, rules, rows.qkv, rows.attended)
+
+    def _finish(self, rows: Rows, layer: _Layer) -> None:
         """The output projection of attention, and the feed-forward part."""
+        _, (spec, weights, _) = layer
         if self.spec.is_parallel:
             # Attention adds to the residual after the feed-forward part has read it.
             self._read(rows, weights.before_mlp)
@@ -139,6 +185,18 @@ class FusedDecoder:
             self.ops.elementwise.rms_norm(x, norm.weight, epsilon, out)
         else:
             out.copy_(F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, epsilon))
+
+
+def _is_native_throughout(spec: DecoderSpec, weights: DecoderWeights) -> bool:
+    """Whether a layer computes nothing in torch."""
+    return spec.norm_kind is NormKind.RMS and all(
+        layer.experts is None
+        and layer.mlp is not None
+        and layer.mlp.is_gated
+        and None not in (own.before_attention, own.before_mlp)
+        and (own.after_attention, own.after_mlp) == (None, None)
+        for layer, own in zip(spec.layers, weights.layers, strict=True)
+    )
 
 
 def _layer_rules(spec: DecoderSpec, weights: DecoderWeights, max_seq_len: int) -> list[LayerRules]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from inflight.native.elementwise import Elementwise, NativeElementwise, TorchEle
 from inflight.native.experts import ExpertOps, NativeExperts, TorchExperts
 from inflight.native.library import NativeLibrary
 from inflight.native.linear import LinearOps, NativeLinear, TorchLinear
+from inflight.native.recorded_calls import CallRecorder
 
 
 class FusedAttention(Protocol):
@@ -70,6 +71,17 @@ def native_ops(library: NativeLibrary, spec: DecoderSpec, kv_dtype: torch.dtype)
         experts=NativeExperts(library),
         attention=attention,
         supported_tokens_per_block=SUPPORTED_TOKENS_PER_BLOCK,
+    )
+
+
+def recording_ops(ops: FusedOps, recorder: CallRecorder) -> FusedOps:
+    """Of ``native_ops``: what is asked of these is written down instead of computed."""
+    assert isinstance(ops.attention, NativeAttention)
+    return replace(
+        ops,
+        elementwise=NativeElementwise(recorder),
+        linear=NativeLinear(recorder),
+        attention=ops.attention.recording(recorder),
     )
 
 
