@@ -78,7 +78,9 @@ class TieredProgram:
         self._rng = rng
         self._tally = tally
         self._folder = folder
-        self._persists = rng.random() < 0.3
+        self._persists = rng.random() < 0.5
+        self._seconds_per_step, self._readiness = rng.choice(((0.0, 0.3), (0.0, 0.3), (0.4, 0.1)))
+        """A slow disk's reads take more steps, and longer ones."""
         self._is_eager = rng.random() < 0.7
         self._config = self._choose_config()
         self._start()
@@ -98,7 +100,7 @@ class TieredProgram:
     def _choose_config(self) -> ExecutorConfig:
         rng = self._rng
         tiers = KvTiersConfig(
-            host_memory_bytes=rng.choice((0, 3, 10, 100)) * BLOCK_BYTES,
+            host_memory_bytes=rng.choice((0, 0, 3, 10)) * BLOCK_BYTES,
             disk_bytes=rng.choice((5, 20, 1000)) * FILE_BYTES,
             disk_path=str(self._folder),
             disk_persist=self._persists,
@@ -112,7 +114,7 @@ class TieredProgram:
             scheduler_config=SchedulerConfig(capacity_scheduler_policy=rng.choice(policies)),
             kv_cache_config=KvCacheConfig(
                 tokens_per_block=TOKENS_PER_BLOCK,
-                num_blocks=rng.randint(10, 18),
+                num_blocks=rng.randint(9, 13),
                 enable_partial_reuse=rng.random() < 0.8,
                 copy_on_partial_reuse=rng.random() < 0.7,
                 tiers=tiers,
@@ -125,7 +127,7 @@ class TieredProgram:
 
     def _actions(self) -> tuple[Callable[[], None], ...]:
         return (
-            *(self._enqueue,) * 6,
+            *(self._enqueue,) * 5,
             *(self._crowd,) * 2,
             *(self._cancel, self._fail, self._wait, self._weigh, self._damage, self._fill_disk),
             *((self._restart,) if self._persists else ()),
@@ -137,7 +139,7 @@ class TieredProgram:
         rng = self._rng
         self._machine.enqueue(
             rng.randint(0, 3),
-            rng.randint(1, 24),
+            rng.choice((rng.randint(1, 24), 17, 24)),
             rng.randint(1, max_tokens),
             priority=rng.choice((0.0, 0.5, 1.0)),
             retention=rng.choice((None, None, a_retention(rng))),
@@ -166,29 +168,29 @@ class TieredProgram:
             cost.bandwidth[place].observe(BLOCK_BYTES, self._rng.choice((0.1, 100.0)))
 
     def _damage(self) -> None:
+        """Half of what is on the disk."""
         files = sorted((self._folder / FOLDER).glob("*.kvblock"))
-        if not files:
-            return
-        path = self._rng.choice(files)
-        size = path.stat().st_size
-        kind = self._rng.choice(("cut", "flipped", "gone"))
-        if kind == "cut":
-            os.truncate(path, self._rng.randrange(size))
-        elif kind == "flipped":
-            content = bytearray(path.read_bytes())
-            content[self._rng.randrange(size)] ^= 1
-            path.write_bytes(content)
-        else:
-            path.unlink()
+        for path in files[self._rng.randint(0, 1) :: 2]:
+            size = path.stat().st_size
+            kind = self._rng.choice(("cut", "flipped", "gone"))
+            if kind == "cut":
+                os.truncate(path, self._rng.randrange(size))
+            elif kind == "flipped":
+                content = bytearray(path.read_bytes())
+                content[self._rng.randrange(size)] ^= 1
+                path.write_bytes(content)
+            else:
+                path.unlink()
 
     def _fill_disk(self) -> None:
-        """Or make room on it again."""
-        files = cast(FaultyFiles, self._disk._files)
-        files.is_full = not files.is_full
+        """For some steps."""
+        cast(FaultyFiles, self._disk._files).is_full = True
 
     def _restart(self) -> None:
         """All requests come to their ends, and another process goes on with the disk."""
         self._end()
+        if self._rng.random() < 0.4:
+            self._damage()
         self._tally.restarts += 1
         self._start()
 
@@ -198,6 +200,9 @@ class TieredProgram:
         if self._rng.random() < 0.5:
             cast(SteppedWriter, self._tiers.cascade._writer).write(self._rng.randint(1, 3))
         if self._rng.random() < 0.3:
+            cast(FaultyFiles, self._disk._files).is_full = False
+        self._machine.now += self._seconds_per_step
+        if self._rng.random() < self._readiness:
             cast(SteppedLoader, self._tiers.cascade._loader).read()
         self._machine.step()
         self._check_contents()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -10,7 +12,15 @@ import pytest
 
 from tests.fakes.tiered_programs import Tally, TieredProgram
 
-NUM_ACTIONS = 8
+NUM_ACTIONS = 5
+
+
+@pytest.fixture(autouse=True)
+def no_log() -> Iterator[None]:
+    """Forwards that fail on purpose would fill it, which takes longer than the programs."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def run_programs(first_seed: int, count: int, folder: Path) -> Tally:
@@ -29,7 +39,7 @@ def run_programs(first_seed: int, count: int, folder: Path) -> Tally:
 @pytest.mark.parametrize("batch", range(4))
 def test_two_thousand_programs(batch: int, tmp_path: Path) -> None:
     tally = run_programs(batch * 1000, 500, tmp_path)
-    assert min(vars(tally).values()) > 10, tally
+    assert min(vars(tally).values()) > 5, tally
 
 
 @pytest.mark.slow
