@@ -38,6 +38,8 @@ TOKENS_PER_BLOCK = 32
 SHARE_OF_POOL = 3
 STREAMS, MOST_GENERATED = 8, 96
 """With --iterations."""
+FILLING_ROUNDS = 4
+"""Until pool and tier are full; memory that is touched for the first time takes longer."""
 
 
 @dataclass
@@ -153,8 +155,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
 class PressedEngine:
     """Its pool has room for its streams and nothing else, so whatever they take evicts a block."""
 
-    def __init__(self, arguments: argparse.Namespace, tiers_of_pool: int) -> None:
-        """``tiers_of_pool``: host memory, in sizes of the pool."""
+    def __init__(self, arguments: argparse.Namespace, pools_in_host: int) -> None:
+        """``pools_in_host``: host memory, in sizes of the pool."""
         runner, identity = load(arguments)
         longest = 2 * arguments.length + MOST_GENERATED
         num_blocks = STREAMS * -(-longest // TOKENS_PER_BLOCK)
@@ -165,7 +167,7 @@ class PressedEngine:
             kv_cache_config=KvCacheConfig(
                 tokens_per_block=TOKENS_PER_BLOCK,
                 num_blocks=num_blocks,
-                tiers=KvTiersConfig(host_memory_bytes=tiers_of_pool * pool_bytes),
+                tiers=KvTiersConfig(host_memory_bytes=pools_in_host * pool_bytes),
             ),
         )
         self._engine = Engine(runner, config, model_identity=identity)
@@ -210,15 +212,14 @@ class PressedEngine:
 
 def measure_iterations(arguments: argparse.Namespace) -> None:
     draw, length = random.Random(5), arguments.length
-    engines = {"none": PressedEngine(arguments, 0), "host": PressedEngine(arguments, SHARE_OF_POOL)}
-    num_fillings = 1 + SHARE_OF_POOL
-    for number in range(num_fillings + arguments.rounds):
+    engines = {"none": PressedEngine(arguments, 0), "host": PressedEngine(arguments, 1)}
+    for number in range(FILLING_ROUNDS + arguments.rounds):
         lengths = [draw.randint(length // 2, 2 * length) for _ in range(STREAMS)]
         prompts = [[draw.randrange(100, VOCABULARY) for _ in range(n)] for n in lengths]
         max_tokens = [draw.randint(MOST_GENERATED // 2, MOST_GENERATED) for _ in range(STREAMS)]
         in_turns = list(engines.values())
         for engine in in_turns if number % 2 else in_turns[::-1]:
-            engine.run(prompts, max_tokens, counts=number >= num_fillings)
+            engine.run(prompts, max_tokens, counts=number >= FILLING_ROUNDS)
     for name, each in engines.items():
         each.report(name)
 

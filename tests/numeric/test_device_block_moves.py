@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from inflight.api.kv import MOVED_BYTES
 from inflight.model.device.runtime import Mark
-from tests.numeric.device_driver import NotedRuntime, tiny_runner
+from inflight.model.device.torch_ops import TorchOps
+from tests.numeric.device_driver import TOKENS_PER_BLOCK, NotedRuntime, tiny_runner
 
 pytestmark = pytest.mark.numeric
 
@@ -76,7 +78,7 @@ def test_a_full_pool_still_has_places_for_blocks_on_their_way(tmp_path: Path) ->
     runner = tiny_runner(tmp_path, runtime, kv_cache_host_memory_bytes=HOST_BYTES)
     pool = runner.kv_cache._pool
     assert pool is not None
-    in_tier = HOST_BYTES // (runner.spec.kv_bytes_per_token * 16)
+    in_tier = HOST_BYTES // (runner.spec.kv_bytes_per_token * TOKENS_PER_BLOCK)
     held = [runner.read_blocks(THREE[:1])[0] for _ in range(in_tier)]
     runtime.num_pinned = 0
     left = pool.num_free
@@ -89,3 +91,19 @@ def test_a_full_pool_still_has_places_for_blocks_on_their_way(tmp_path: Path) ->
     (beyond,) = runner.read_blocks(THREE[:1])
     assert runtime.num_pinned == 1
     np.testing.assert_array_equal(beyond, held[-1])
+
+
+def test_as_much_as_is_ever_moved_at_once_is_moved_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the device's memory for it is there."""
+    gather, sizes = TorchOps.gather_blocks, []
+
+    def noted(ops: TorchOps, storage: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(ids))
+        return gather(ops, storage, ids)
+
+    monkeypatch.setattr(TorchOps, "gather_blocks", noted)
+    runner = tiny_runner(tmp_path, kv_cache_host_memory_bytes=HOST_BYTES)
+    in_tier = HOST_BYTES // (runner.spec.kv_bytes_per_token * TOKENS_PER_BLOCK)
+    assert max(sizes) == in_tier < MOVED_BYTES // (HOST_BYTES // in_tier)

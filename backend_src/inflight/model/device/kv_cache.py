@@ -35,6 +35,8 @@ class DeviceKvCache:
         self._host_bytes = host_bytes
         self._storage: Tensor | None = None
         self._pool: HostPool | None = None
+        self._num_moving = 1
+        """Blocks that are moved at once, as far as is known here."""
 
     @property
     def storage(self) -> Tensor:
@@ -66,7 +68,8 @@ class DeviceKvCache:
                 self._storage = self.shape.allocate(num_blocks + 1, tokens_per_block, device)
             if num_places := self._host_bytes // block_bytes:
                 # A full tier gives up blocks only when those that were read for it are put there.
-                num_places += min(num_places, max(1, MOVED_BYTES // block_bytes))
+                self._num_moving = min(num_places, max(1, MOVED_BYTES // block_bytes))
+                num_places += self._num_moving
                 self._pool = HostPool(num_places, block_bytes, self._runtime.register)
         except (RuntimeError, MemoryError):
             per_token = self.shape.bytes_per_token
@@ -74,9 +77,11 @@ class DeviceKvCache:
 
     def make_ready(self) -> None:
         """Runs all that moves blocks once, on the scratch block: a kernel that is launched for the
-        first time is compiled, and no request waits for that. Raises as the moves do."""
-        scratch = np.array([self.scratch_block], dtype=np.int32)
-        self.write_blocks(scratch, self.read_blocks(scratch))
+        first time is compiled, and no request waits for that. What many blocks at once take of the
+        device's memory stays in reserve. Raises as the moves do."""
+        many = np.full(self._num_moving, self.scratch_block, dtype=np.int32)
+        contents, scratch = self.read_blocks(many), many[:1]
+        self.write_blocks(scratch, contents[:1])
         with self._runtime.computing():
             self._ops.copy_blocks(self.storage, self._ids(scratch), self._ids(scratch))
 
