@@ -21,6 +21,7 @@ from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedI
 
 VOCAB_SIZE = 997
 POISON = -1
+GARBAGE = -2
 
 
 BYTES_PER_LAYER = 8
@@ -124,6 +125,15 @@ class ArithmeticRunner:
         logits = np.stack(rows) if rows else np.zeros(shape, dtype=np.float32)
         return ForwardOutput(logits=logits.astype(np.float32))
 
+    def spoil(self, inputs: PackedInputs) -> None:
+        """What a forward that failed leaves in the slots that it should have written."""
+        for pool, store in enumerate(self._stores):
+            store[inputs.of_pool(pool).slot_mapping] = GARBAGE
+
+    def tokens_of(self, block_id: int) -> npt.NDArray[np.int64]:
+        """int64[tokens_per_block], what lies in a block of the first pool."""
+        return self._stores[0].reshape(-1, self._tokens_per_block)[block_id]
+
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
     ) -> None:
@@ -132,15 +142,15 @@ class ArithmeticRunner:
 
     kv_block_format = "tokens"
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         blocks = self._stores[0].reshape(-1, self._tokens_per_block)
-        return blocks[block_ids].view(np.uint8)
+        return [blocks[block_id].copy().view(np.uint8) for block_id in block_ids]
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         blocks = self._stores[0].reshape(-1, self._tokens_per_block)
-        blocks[block_ids] = contents.view(np.int64)
+        blocks[block_ids] = np.stack(contents).view(np.int64)
 
     def _logits(self, inputs: PackedInputs, sequence: int) -> npt.NDArray[np.float32]:
         length = int(inputs.context_lens[sequence])

@@ -43,16 +43,17 @@ class CheckedKvStore:
         for source_id, target_id in zip(source_ids, target_ids, strict=True):
             blocks[target_id] = blocks[source_id]
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         """As ``ModelRunner.read_blocks``."""
-        return self._slots.reshape(-1, self._tokens_per_block)[block_ids].view(np.uint8)
+        blocks = self._slots.reshape(-1, self._tokens_per_block)
+        return [blocks[block_id].copy().view(np.uint8) for block_id in block_ids]
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         """As ``ModelRunner.write_blocks``."""
         blocks = self._slots.reshape(-1, self._tokens_per_block)
-        blocks[block_ids] = contents.view(np.int64)
+        blocks[block_ids] = np.stack(contents).view(np.int64)
 
     def spoil(self, table: npt.NDArray[np.int32], start: int, end: int) -> None:
         """What a forward pass that failed halfway leaves in [start, end)."""

@@ -56,11 +56,11 @@ class ClockRunner:
 
     kv_block_format = "nothing"
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         self.now += self.seconds_per_block * len(block_ids)
-        return np.zeros((len(block_ids), self._tokens_per_block), dtype=np.uint8)
+        return [np.zeros(self._tokens_per_block, dtype=np.uint8) for _ in block_ids]
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         self.now += self.seconds_per_block * len(block_ids)

@@ -46,9 +46,10 @@ class Tier:
     def stored(self, block: ObservedBlock) -> None:
         pass
 
-    def removed(self, block: ObservedBlock) -> None:
-        ids = np.array([block.block_id], dtype=np.int32)
-        self._contents[block.key] = self._store.read_blocks(ids)[0]
+    def removed(self, blocks: Sequence[ObservedBlock]) -> None:
+        ids = np.array([block.block_id for block in blocks], dtype=np.int32)
+        for block, content in zip(blocks, self._store.read_blocks(ids), strict=True):
+            self._contents[block.key] = content
 
     def contents_of(self, keys: Sequence[BlockKey]) -> list[npt.NDArray[np.uint8]]:
         """Of the first of the keys, as far as all are here."""

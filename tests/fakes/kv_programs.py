@@ -210,7 +210,7 @@ class KvProgram:
         free = self.kv.num_free_blocks
 
         def write(block_ids: npt.NDArray[np.int32]) -> None:
-            self.held.stores[0].write_blocks(block_ids, np.stack(contents[: len(block_ids)]))
+            self.held.stores[0].write_blocks(block_ids, contents[: len(block_ids)])
 
         number = self.kv.onboard(
             request_id, request.array(), [DEFAULT_RETENTION] * len(contents), write

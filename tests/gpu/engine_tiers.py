@@ -14,6 +14,7 @@ from tests.gpu.rows import Outcome, Row, emit
 
 NUM_PROMPTS = 12
 TOKENS_PER_BLOCK = 32
+MANY_BLOCKS = 8
 
 
 def measure_tiers(bench: Bench) -> None:
@@ -55,34 +56,37 @@ def _seconds_again(bench: Bench, pool_tokens: int, host_bytes: int) -> tuple[flo
 
 
 def measure_block_moves(bench: Bench) -> None:
-    """One block at a time, as tiers move them, beside copies of as many bytes in pinned memory."""
+    """One block, and as many as an iteration may evict, beside copies of as many bytes in pinned
+    memory."""
     config = bench.config(kv_cache_host_memory_bytes=1 << 28)
     runner = bench.runner(config)
-    runner.allocate_kv_cache(8, config.tokens_per_block)
-    _measure_moves(bench, runner)
+    runner.allocate_kv_cache(1 + MANY_BLOCKS, config.tokens_per_block)
+    for num_blocks in (1, MANY_BLOCKS):
+        _measure_moves(bench, runner, num_blocks)
     del runner
     free_memory(bench.device)
 
 
-def _measure_moves(bench: Bench, runner: DeviceRunner) -> None:
-    block_id = np.array([5], dtype=np.int32)
-    contents = runner.read_blocks(block_id)
+def _measure_moves(bench: Bench, runner: DeviceRunner, num_blocks: int) -> None:
+    block_ids = np.arange(1, 1 + num_blocks, dtype=np.int32)
+    contents = runner.read_blocks(block_ids)
+    num_bytes = sum(content.nbytes for content in contents)
     on_gpu = bench.device.type == "cuda"
-    pinned = torch.empty(contents.nbytes, dtype=torch.uint8, pin_memory=on_gpu)
-    on_device = torch.empty(contents.nbytes, dtype=torch.uint8, device=bench.device)
+    pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+    on_device = torch.empty(num_bytes, dtype=torch.uint8, device=bench.device)
     moves: tuple[tuple[str, Callable[[], object], Callable[[], object]], ...] = (
-        ("offload", lambda: runner.read_blocks(block_id), lambda: pinned.copy_(on_device)),
+        ("offload", lambda: runner.read_blocks(block_ids), lambda: pinned.copy_(on_device)),
         (
             "onboard",
-            lambda: runner.write_blocks(block_id, contents),
+            lambda: runner.write_blocks(block_ids, contents),
             lambda: on_device.copy_(pinned),
         ),
     )
     for what, move, copy in moves:
-        gigabytes = contents.nbytes / 1e9
+        gigabytes = num_bytes / 1e9
         emit(
             Row(
-                what=f"{bench.name} {what} of a block of {contents.nbytes >> 10} KiB",
+                what=f"{bench.name} {what} of {num_blocks} blocks, {num_bytes >> 10} KiB",
                 value=gigabytes / _best_seconds(bench.device, move),
                 unit="GB/s",
                 ceiling=gigabytes / _best_seconds(bench.device, copy),

@@ -6,8 +6,6 @@ what it was sent is a prefix of (or all of) what the arithmetic model says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,13 +16,11 @@ from inflight.api import (
     FinishReason,
     KvCacheConfig,
     KvTiersConfig,
-    Request,
     SchedulerConfig,
 )
-from inflight.batch.llm_request import LlmRequest
-from inflight.engine.engine import Engine
-from inflight.errors import ForwardError, RequestFailedError
-from tests.fakes.arithmetic_runner import ArithmeticRunner, expected_tokens
+from inflight.errors import RequestFailedError
+from tests.fakes.arithmetic_runner import ArithmeticRunner
+from tests.fakes.engine_machine import Machine
 
 NUM_BLOCKS, TOKENS_PER_BLOCK = 36, 4
 BLOCK_BYTES = TOKENS_PER_BLOCK * ArithmeticRunner().spec.kv_bytes_per_token
@@ -51,125 +47,28 @@ operations = st.lists(
 )
 
 
-@dataclass
-class Asked:
-    whole: list[int]
-    """What it is sent, if it is left alone."""
-    stops: bool
-    received: list[int] = field(default_factory=list)
-    finals: list[str] = field(default_factory=list)
-
-
-class Machine:
-    """The engine, a clock that only moves when told, and everything its clients have heard."""
-
-    def __init__(
-        self,
-        policy: CapacitySchedulerPolicy,
-        chunking: ContextChunkingPolicy,
-        chunked: bool,
-        host_blocks: int = 0,
-        windows: tuple[int | None, ...] = (None,),
-    ) -> None:
-        self.now = 1000.0
-        self.fail_next = False
-        self.asked: dict[int, Asked] = {}
-        self.seen: dict[int, LlmRequest] = {}
-        """Whoever was in the engine at the end of a step."""
-        self.num_recorded_pauses = 0
-        config = ExecutorConfig(
-            max_batch_size=4,
-            max_num_tokens=12 if chunked else 80,
-            max_seq_len=80,
-            enable_chunked_context=chunked,
-            scheduler_config=SchedulerConfig(
-                capacity_scheduler_policy=policy, context_chunking_policy=chunking
-            ),
-            kv_cache_config=KvCacheConfig(
-                tokens_per_block=TOKENS_PER_BLOCK,
-                num_blocks=NUM_BLOCKS,
-                tiers=KvTiersConfig(host_memory_bytes=host_blocks * BLOCK_BYTES),
-            ),
-        )
-        self.windows = windows
-        runner = ArithmeticRunner(self._before, windows)
-        self.engine = Engine(runner, config, clock=lambda: self.now)
-
-    def enqueue(
-        self,
-        family: int,
-        length: int,
-        max_tokens: int,
-        priority: float,
-        allotted: float | None,
-        stop_at: int | None,
-    ) -> None:
-        prompt = [family * 100 + i for i in range(length)]
-        tokens = expected_tokens(prompt, max_tokens, windows=self.windows)
-        stops = stop_at is not None and stop_at < max_tokens
-        stop = tokens[stop_at] if stops and stop_at is not None else None
-        request_id = self.engine.next_id()
-        whole = tokens if stop is None else tokens[: tokens.index(stop)]
-        self.asked[request_id] = Asked(whole, stops)
-        self.engine.enqueue(
-            request_id,
-            Request(
-                input_token_ids=tuple(prompt),
-                max_tokens=max_tokens,
-                streaming=True,
-                priority=priority,
-                allotted_time_ms=None if allotted is None else allotted * 1000,
-                stop_token_sequences=() if stop is None else ((stop,),),
-            ),
-        )
-
-    def step(self) -> None:
-        self.now += 0.01
-        self.engine.loop.step()
-        self.engine.kv.check_integrity()
-        started = self.engine.loop.book.started
-        assert len(started) <= 4
-        assert [r.rank for r in started] == sorted(r.rank for r in started)
-        self.seen |= {record.llm.request_id: record.llm for record in self.engine.loop.book}
-        self.num_recorded_pauses += sum(
-            each.inflight_batching_stats.num_paused_requests
-            for each in self.engine.stats.take_iterations()
-        )
-        for response in self.engine.outbox.take(None, 0):
-            asked = self.asked[response.request_id]
-            if response.result is not None:
-                asked.received += response.result.output_token_ids
-            if response.is_final:
-                reason = response.result.finish_reason.name if response.result else "ERROR"
-                asked.finals.append(reason)
-
-    def drain(self) -> None:
-        for _ in range(3000):
-            if self.engine.num_active_requests == 0:
-                return
-            self.step()
-        raise AssertionError("requests are left that never end")
-
-    def check_pauses(self) -> None:
-        """All were recorded; the last ones with whatever is computed next."""
-        self.fail_next = False
-        self.enqueue(0, 1, 1, 0.5, None, None)
-        self.drain()
-        assert self.num_recorded_pauses == sum(llm.num_pauses for llm in self.seen.values())
-
-    def check(self) -> None:
-        for asked in self.asked.values():
-            assert len(asked.finals) == 1, asked
-            assert asked.received == asked.whole[: len(asked.received)]
-            if asked.finals in (["LENGTH"], ["STOP_WORDS"]):
-                assert asked.received == asked.whole
-                assert asked.stops == (asked.finals == ["STOP_WORDS"])
-        assert self.engine.kv.num_free_blocks == self.engine.kv.num_blocks
-
-    def _before(self, inputs: object) -> None:
-        if self.fail_next:
-            self.fail_next = False
-            raise ForwardError("asked to fail")
+def make_machine(
+    policy: CapacitySchedulerPolicy,
+    chunking: ContextChunkingPolicy,
+    chunked: bool,
+    host_blocks: int = 0,
+    windows: tuple[int | None, ...] = (None,),
+) -> Machine:
+    config = ExecutorConfig(
+        max_batch_size=4,
+        max_num_tokens=12 if chunked else 80,
+        max_seq_len=80,
+        enable_chunked_context=chunked,
+        scheduler_config=SchedulerConfig(
+            capacity_scheduler_policy=policy, context_chunking_policy=chunking
+        ),
+        kv_cache_config=KvCacheConfig(
+            tokens_per_block=TOKENS_PER_BLOCK,
+            num_blocks=NUM_BLOCKS,
+            tiers=KvTiersConfig(host_memory_bytes=host_blocks * BLOCK_BYTES),
+        ),
+    )
+    return Machine(config, windows=windows)
 
 
 def run(machine: Machine, program: list[tuple[object, ...]]) -> None:
@@ -179,7 +78,7 @@ def run(machine: Machine, program: list[tuple[object, ...]]) -> None:
         elif name == "crowd":
             count, max_tokens = arguments
             for i in range(count):  # type: ignore[call-overload]
-                machine.enqueue(i, 3 + i, max_tokens, 0.5, None, None)  # type: ignore[arg-type]
+                machine.enqueue(i, 3 + i, max_tokens)  # type: ignore[arg-type]
         elif name == "step":
             for _ in range(arguments[0]):  # type: ignore[call-overload]
                 machine.step()
@@ -210,7 +109,7 @@ def test_programs(
     host_blocks: int,
     windows: tuple[int | None, ...],
 ) -> None:
-    machine = Machine(policy, chunking, chunked, host_blocks, windows)
+    machine = make_machine(policy, chunking, chunked, host_blocks, windows)
     run(machine, program)
     machine.drain()
     machine.check_pauses()
@@ -218,7 +117,7 @@ def test_programs(
 
 
 def test_a_plan_that_only_pauses_and_one_that_fails_are_counted() -> None:
-    machine = Machine(
+    machine = make_machine(
         CapacitySchedulerPolicy.MAX_UTILIZATION,
         ContextChunkingPolicy.FIRST_COME_FIRST_SERVED,
         chunked=True,
@@ -234,16 +133,16 @@ def test_a_plan_that_only_pauses_and_one_that_fails_are_counted() -> None:
 
 
 def test_shutdown_in_the_middle_answers_everyone() -> None:
-    machine = Machine(
+    machine = make_machine(
         CapacitySchedulerPolicy.MAX_UTILIZATION,
         ContextChunkingPolicy.FIRST_COME_FIRST_SERVED,
         chunked=True,
     )
     for family in range(4):
-        machine.enqueue(family, 9, 20, 0.5, None, None)
+        machine.enqueue(family, 9, 20)
     for _ in range(5):
         machine.step()
-    machine.enqueue(0, 5, 5, 0.5, None, None)
+    machine.enqueue(0, 5, 5)
     machine.engine.inbox.close()
     machine.engine.loop.end_everyone(lambda: RequestFailedError("over"))
     answers = machine.engine.outbox.take(None, 0)

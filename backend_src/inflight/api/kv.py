@@ -10,6 +10,9 @@ from inflight.errors import InvalidRequestError
 DEFAULT_RETENTION_PRIORITY = 35
 MAX_RETENTION_PRIORITY = 100
 MAX_TOKEN_RANGES = 64
+MOVED_BYTES = 32 << 20
+"""Of KV that is moved between the pool and host memory at once, unless one block has more: so much
+may lie for a moment beside what either has room for."""
 _MAX_INT32 = 2**31 - 1
 
 

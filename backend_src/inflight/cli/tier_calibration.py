@@ -16,7 +16,7 @@ from inflight.errors import ConfigError
 from inflight.kv_cache.identity import BlockKey, block_key
 from inflight.kv_cache.tiers import DiskStorage, HostStorage
 from inflight.kv_cache.tiers.block_file import BlockFiles
-from inflight.kv_cache.tiers.moving import BlockMemory
+from inflight.kv_cache.tiers.moving import BlockMemory, BlockMover
 from inflight.kv_cache.tiers.storage import BlockContent, TierBlock, TierStorage
 from inflight.simulator.tiers import Bandwidth
 
@@ -26,22 +26,23 @@ _REPEATS = 3
 
 
 def measure_host_tier(memory: BlockMemory, num_blocks: int) -> Bandwidth:
-    """Between the first ``num_blocks`` blocks of ``memory`` and a HostStorage, one by one as the
-    engine moves them."""
-    block_ids = np.arange(num_blocks, dtype=np.int32)
+    """Between the first ``num_blocks`` blocks of ``memory`` and a HostStorage, as the engine moves
+    what one iteration evicts or brings back."""
     contents = _contents(memory, num_blocks)
     keys = _keys(len(contents))
+    block_ids = np.arange(len(keys), dtype=np.int32)
+    mover = BlockMover(memory, contents[0].nbytes, time.perf_counter)
 
     def once() -> tuple[float, float]:
         storage = HostStorage(sum(content.nbytes for content in contents))
 
         def offload() -> None:
-            for at, key in enumerate(keys):
-                storage.put(TierBlock(key, memory.read_blocks(block_ids[at : at + 1])[0]))
+            for key, content in zip(keys, mover.read(block_ids.tolist()), strict=True):
+                if content is not None:
+                    storage.put(TierBlock(key, content))
 
         def onboard() -> None:
-            for at, block in enumerate(_found(storage, keys)):
-                memory.write_blocks(block_ids[at : at + 1], block.content[None])
+            mover.write(block_ids, [block.content for block in _found(storage, keys)])
 
         return _seconds(offload), _seconds(onboard)
 

@@ -34,6 +34,7 @@ def insert_cached(
     for node in nodes:
         pool.reference(node.block)
     blocks = [pool.allocate() for _ in range(min(len(keys), pool.num_free))]
+    pool.tell_removed()
     num_inserted = 0
     try:
         if blocks:

@@ -77,6 +77,8 @@ def _free_faults(pool: BlockPool) -> Iterator[str]:
             f"{pool.num_free} free and {num_referenced} referenced blocks do not make "
             f"{len(pool.blocks)}"
         )
+    if pool.has_untold:
+        yield "blocks were evicted, and observers have not heard of it"
     for block in pool.empty_blocks:
         if block.node is not None:
             yield f"block {block.block_id} is empty and has a place in the tree"

@@ -58,11 +58,12 @@ class BlockObserver(Protocol):
         """A match finds this block from now on."""
         ...
 
-    def removed(self, block: ObservedBlock) -> None:
-        """No match finds it any more; its slots go to somebody else.
+    def removed(self, blocks: Sequence[ObservedBlock]) -> None:
+        """No match finds them any more; their slots go to somebody else. All that one ``reserve``
+        or ``onboard`` evicts come together, in the order in which they went, at least one.
 
-        They are still intact: an offloader that wants the KV must read it before the copies that
-        ``reserve`` is about to return, and before the forward pass.
+        Their slots are still intact: an offloader that wants the KV must read it now, before the
+        copies that ``reserve`` is about to return, and before the forward pass.
         """
         ...
 

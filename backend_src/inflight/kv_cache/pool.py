@@ -37,6 +37,8 @@ class BlockPool:
         self._tree = tree
         self._observers = tuple(observers)
         self._observed_as = observed_as
+        self._removed: list[ObservedBlock] = []
+        """What ``tell_removed`` will tell."""
         # A stack: the block given back last is the one most likely still in the CPU's caches.
         self._empty = list(reversed(self.blocks))
         self._cached: EvictionOrder[Block] = EvictionOrder(clock)
@@ -49,6 +51,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that nobody references: the empty and the cached ones."""
         return len(self._empty) + len(self._cached)
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether blocks were given up since ``tell_removed``."""
+        return bool(self._removed)
 
     @property
     def empty_blocks(self) -> Iterator[Block]:
@@ -68,7 +75,7 @@ class BlockPool:
     def allocate(self) -> Block:
         """A block with one reference and no content: an empty one, else the next to be evicted.
 
-        There must be a free block.
+        There must be a free block. Before anything is written into it, call ``tell_removed``.
         """
         if self._empty:
             block = self._empty.pop()
@@ -83,12 +90,21 @@ class BlockPool:
     def take_over(self, block: Block) -> None:
         """Makes a leaf that its new holder has referenced that holder's own: the tree forgets it.
 
-        Its slots keep their KV: it counts as allocated, and as reused rather than evicted.
+        Its slots keep their KV: it counts as allocated, and as reused rather than evicted. As with
+        ``allocate``, ``tell_removed`` comes before its slots are written.
         """
         assert block.ref_count > 0
         self._give_up(block)
         self.num_allocated += 1
         self.num_taken_over += 1
+
+    def tell_removed(self) -> None:
+        """Observers hear at once of all that was given up since the last call, while its KV is
+        still there."""
+        removed, self._removed = self._removed, []
+        if removed:
+            for observer in self._observers:
+                observer.removed(removed)
 
     def reference(self, block: Block) -> None:
         """One more holds this block, which the tree knows."""
@@ -185,9 +201,8 @@ class BlockPool:
         """Forgets the content of a leaf, for its block to be written anew."""
         node = block.node
         assert node is not None
-        if self._tree.is_full(node):
-            for observer in self._observers:
-                observer.removed(ObservedBlock.of(node, self._observed_as))
+        if self._observers and self._tree.is_full(node):
+            self._removed.append(ObservedBlock.of(node, self._observed_as))
         parent = self._tree.remove(node)
         if isinstance(parent, Node) and not parent.children:
             self._cached.became_leaf(parent.block)

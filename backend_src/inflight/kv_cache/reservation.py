@@ -148,6 +148,7 @@ class Reservation:
         taken = [self._take_blocks(growth) for growth in self._growths]
         for growth, blocks in zip(self._growths, taken, strict=True):
             self._append_blocks(growth, blocks)
+        self._pool.tell_removed()
         if not self._copies:
             return NO_COPIES
         ids = np.array([[s.block_id, t.block_id] for s, t in self._copies], dtype=np.int32)

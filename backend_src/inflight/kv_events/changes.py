@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from inflight.kv_cache import ObservedBlock, PrefixIdentity
@@ -142,8 +143,9 @@ class TierObserver:
         elif block.pool.number == 0:
             self._queue.stored(block, self._medium, None)
 
-    def removed(self, block: ObservedBlock) -> None:
-        if self._all_pools:
-            self._queue.removed(block, self._medium, CacheGroup(*block.pool))
-        elif block.pool.number == 0:
-            self._queue.removed(block, self._medium, None)
+    def removed(self, blocks: Sequence[ObservedBlock]) -> None:
+        for block in blocks:
+            if self._all_pools:
+                self._queue.removed(block, self._medium, CacheGroup(*block.pool))
+            elif block.pool.number == 0:
+                self._queue.removed(block, self._medium, None)

@@ -107,12 +107,12 @@ class AttentionBackend(Protocol):
         """Changes whenever the bytes of ``read_blocks`` mean something else."""
         ...
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         """As ``ModelRunner.read_blocks``."""
         ...
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         """As ``ModelRunner.write_blocks``."""
         ...

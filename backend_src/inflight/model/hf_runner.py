@@ -87,13 +87,13 @@ class HfRunner:
         assert self._is_allocated
         return f"{self._spec.dtype} {self.backend.block_format}"
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         assert self._is_allocated
         with contained(self._runtime, f"reading {len(block_ids)} KV blocks"):
             return self.backend.read_blocks(block_ids)
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         assert self._is_allocated
         with contained(self._runtime, f"writing {len(block_ids)} KV blocks"):

@@ -93,11 +93,11 @@ class NativeAttentionBackend:
     def block_format(self) -> str:
         return self._native.block_format
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         return self._native.read_blocks(block_ids)
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         self._native.write_blocks(block_ids, contents)
 

@@ -166,14 +166,15 @@ class ModelRunner(Protocol):
         are interchangeable, also between processes. After ``allocate_kv_cache``."""
         ...
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """The KV of blocks (int32[n]), all layers: uint8[n, tokens_per_block * kv_bytes_per_token],
-        a copy. Not during a forward; this and the next only where there is one pool."""
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
+        """The KV of blocks (int32[n]), all layers: of each uint8[tokens_per_block *
+        kv_bytes_per_token], a copy in memory of its own, so that each can be given up alone. Not
+        during a forward; this and the next only where there is one pool."""
         ...
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
-        """Fills blocks (int32[n], all different) with what ``read_blocks`` gave, which may be
-        read-only. Not during a forward."""
+        """Fills blocks (int32[n], all different) with as many contents that ``read_blocks`` gave,
+        which may be read-only. Not during a forward."""
         ...

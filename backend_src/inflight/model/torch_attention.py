@@ -110,11 +110,11 @@ class TorchAttention:
     def block_format(self) -> str:
         return f"torch 1 {self._dtype}"
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         return read_blocks(self._tensors, block_ids)
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         write_blocks(self._tensors, block_ids, contents)
 

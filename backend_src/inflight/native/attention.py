@@ -255,13 +255,13 @@ class NativeAttention:
         storage = self._pools[pool].storage
         storage.index_copy_(1, target, storage.index_select(1, source))
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """uint8[n, bytes of a block], all layers, which share one pool."""
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
+        """As ``ModelRunner.read_blocks``, of all layers, which share one pool."""
         assert len(self._pools) == 1
         return read_blocks((self.storage,), block_ids)
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         """What ``read_blocks`` gave, into other blocks."""
         assert len(self._pools) == 1

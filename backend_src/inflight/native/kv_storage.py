@@ -65,22 +65,29 @@ def untouched_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
-def read_blocks(tensors: Sequence[Tensor], block_ids: npt.NDArray[np.int32]) -> BlockBytes:
-    """uint8[n, bytes of a block]: of each block its part of every tensor, one after the other.
-
-    Blocks lie along axis 1 of the tensors.
-    """
-    ids = torch.from_numpy(block_ids.astype(np.int64)).to(tensors[0].device)
-    parts = []
-    for tensor in tensors:
-        blocks = tensor.index_select(1, ids).transpose(0, 1).contiguous()
-        parts.append(blocks.view(torch.uint8).reshape(len(block_ids), -1))
-    contents: BlockBytes = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).cpu().numpy()
+def read_blocks(
+    tensors: Sequence[Tensor], block_ids: npt.NDArray[np.int32]
+) -> Sequence[BlockBytes]:
+    """Of each block uint8[bytes of a block], in memory of its own: its part of every tensor, one
+    after the other. Blocks lie along axis 1 of the tensors."""
+    as_bytes = [tensor.view(torch.uint8) for tensor in tensors]
+    contents = []
+    for block_id in block_ids.tolist():
+        parts = [tensor[:, block_id] for tensor in as_bytes]
+        content: BlockBytes = np.empty(sum(part.numel() for part in parts), dtype=np.uint8)
+        start = 0
+        for part in parts:
+            target = content[start : start + part.numel()].reshape(part.shape)
+            np.copyto(target, part.cpu().numpy())
+            start += target.nbytes
+        contents.append(content)
     return contents
 
 
 def write_blocks(
-    tensors: Sequence[Tensor], block_ids: npt.NDArray[np.int32], contents: BlockBytes
+    tensors: Sequence[Tensor],
+    block_ids: npt.NDArray[np.int32],
+    contents: Sequence[BlockBytes],
 ) -> None:
     """What ``read_blocks`` gave, of a storage of the same tensors, into other blocks.
 

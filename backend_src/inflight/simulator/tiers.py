@@ -98,12 +98,12 @@ class _TimedMemory:
         self._bandwidth = bandwidth
         self._clock = clock
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         self._clock.now += self._block_bytes / self._bandwidth.down * len(block_ids)
-        return np.broadcast_to(np.uint8(0), (len(block_ids), self._block_bytes))
+        return [np.broadcast_to(np.uint8(0), self._block_bytes)] * len(block_ids)
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         self._clock.now += self._block_bytes / self._bandwidth.up * len(block_ids)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +36,12 @@ class TimedStore(CheckedKvStore):
         table = np.arange(NUM_BLOCKS, dtype=np.int32)
         self.write(table, list(range(NUM_BLOCKS * SIZE)), 0, None)
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         self.now += 1.0 * len(block_ids)
         return super().read_blocks(block_ids)
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         self.now += 2.0 * len(block_ids)
         super().write_blocks(block_ids, contents)

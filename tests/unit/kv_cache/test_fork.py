@@ -49,6 +49,13 @@ def test_all_but_the_last_holder_get_a_copy_when_they_write_on(kv: KvCacheManage
     assert pairs(kv.reserve([extent(1, grown(prompt, 51, 60), 7)])) == [], "copied once"
 
 
+def test_a_block_that_has_to_be_copied_is_not_promised_to_its_holders(kv: KvCacheManager) -> None:
+    assert kv.num_promisable_blocks([1]) == 9 + 2
+    kv.fork(1, [2, 3])
+    assert [kv.num_kept_blocks(i) for i in (1, 2, 3)] == [1, 1, 1]
+    assert kv.num_promisable_blocks([1, 2, 3]) == 9 + 3
+
+
 def test_who_stays_behind_keeps_the_block(kv: KvCacheManager) -> None:
     prompt = tokens(10, tail=2)
     kv.fork(1, [2])

@@ -198,6 +198,17 @@ def test_a_cached_prefix_shared_by_a_plan_is_counted_once() -> None:
     assert kv.num_free_blocks == 0
 
 
+def test_a_prefix_that_somebody_holds_takes_nothing_from_the_free_blocks() -> None:
+    kv = make_kv_cache(num_blocks=3)
+    run(kv, 1, tokens(10, 20))
+    other = tokens(10, 20, tail=1)
+    kv.open(2)
+    assert kv.num_free_blocks == 1
+    kv.reserve([extent(2, other, 8)])
+    assert table(kv, 2)[:2] == table(kv, 1) and kv.num_free_blocks == 0
+    kv.check_integrity()
+
+
 def test_a_plan_that_counts_on_a_lost_prefix_is_refused() -> None:
     kv = make_kv_cache()
     prompt = tokens(10, 20, tail=1)

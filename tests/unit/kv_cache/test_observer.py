@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from inflight.api import KvCacheConfig
+from inflight.errors import IntegrityError
 from inflight.kv_cache import BlockRetention, KvCacheManager, ObservedBlock, PrefixIdentity
+from inflight.kv_cache.retention import DEFAULT_RETENTION
 from tests.unit.kv_cache.helpers import T, extent, run, take_all, tokens
 from tests.unit.kv_cache.test_retention import ranges
 
@@ -11,12 +17,15 @@ from tests.unit.kv_cache.test_retention import ranges
 class Recorder:
     def __init__(self) -> None:
         self.heard: list[tuple[str, ObservedBlock]] = []
+        self.num_removals = 0
+        """Times that something was told as removed."""
 
     def stored(self, block: ObservedBlock) -> None:
         self.heard.append(("stored", block))
 
-    def removed(self, block: ObservedBlock) -> None:
-        self.heard.append(("removed", block))
+    def removed(self, blocks: Sequence[ObservedBlock]) -> None:
+        self.num_removals += 1
+        self.heard += [("removed", block) for block in blocks]
 
     def summary(self) -> list[tuple[str, int]]:
         return [(what, block.block_id) for what, block in self.heard]
@@ -63,6 +72,7 @@ def test_an_evicted_block_is_told_with_its_priority_before_it_has_another_owner(
     recorder.heard.clear()
     take_all(kv, 2)
     assert recorder.summary() == [("removed", 1), ("removed", 0)]
+    assert recorder.num_removals == 1, "what one plan evicts is told at once"
     assert [block.retention.priority for _, block in recorder.heard] == [35, 90]
     assert [block.key.token_ids for _, block in recorder.heard] == [
         tokens(20).tobytes(),
@@ -77,4 +87,35 @@ def test_a_block_that_is_taken_over_is_told_as_removed() -> None:
     kv.open(2)
     assert kv.match_prefix(2, tokens(10)).num_tokens == 3
     kv.reserve([extent(2, tokens(10), 3)])
+    assert recorder.summary() == [("stored", 0), ("removed", 0)]
+
+
+def test_blocks_that_are_onboarded_are_written_after_others_heard_of_the_room_for_them() -> None:
+    kv, recorder = make(num_blocks=3)
+    run(kv, 1, tokens(10, 20))
+    kv.close(1)
+    kv.open(2)
+    heard_before_writing: list[tuple[str, int]] = []
+    recorder.heard.clear()
+    number = kv.onboard(
+        2,
+        tokens(30, 40, tail=1),
+        [DEFAULT_RETENTION] * 2,
+        lambda block_ids: heard_before_writing.extend(recorder.summary()),
+    )
+    assert number == 2 and recorder.num_removals == 1
+    assert heard_before_writing == [("removed", 1)]
+    assert recorder.summary() == [("removed", 1), ("stored", 2), ("stored", 1)]
+
+
+def test_books_with_evictions_that_nobody_heard_of_do_not_add_up() -> None:
+    kv, recorder = make(num_blocks=1)
+    run(kv, 1, tokens(10))
+    kv.close(1)
+    block = kv._pool.allocate()
+    kv._pool.release(block)
+    with pytest.raises(IntegrityError, match="observers have not heard"):
+        kv.check_integrity()
+    kv._pool.tell_removed()
+    kv.check_integrity()
     assert recorder.summary() == [("stored", 0), ("removed", 0)]

@@ -144,6 +144,17 @@ def test_the_last_block_left_is_taken_over() -> None:
     kv.check_integrity()
 
 
+def test_a_source_is_copied_while_there_is_a_block_for_the_copy() -> None:
+    kv = make(num_blocks=2)
+    run(kv, 1, tokens(10))
+    kv.close(1)
+    assert start(kv, 2, tokens(10)) == [(0, 1)]
+    assert kv.num_free_blocks == 0, "the source is held until the copy is made"
+    kv.commit([extent(2, tokens(10), 3)])
+    kv.check_integrity()
+    assert kv.num_free_blocks == 1 and kv.stats().evicted_blocks == 0
+
+
 def test_a_source_with_something_after_it_is_taken_over_when_that_is_evicted() -> None:
     kv = make(num_blocks=3)
     run(kv, 1, tokens(10, 20, 30))

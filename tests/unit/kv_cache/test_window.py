@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -247,7 +249,7 @@ def test_events_name_the_block_before() -> None:
     class Listener:
         stored = staticmethod(heard.append)
 
-        def removed(self, block: ObservedBlock) -> None:
+        def removed(self, blocks: Sequence[ObservedBlock]) -> None:
             pass
 
     config = KvCacheConfig(tokens_per_block=T)

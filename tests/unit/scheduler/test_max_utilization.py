@@ -142,10 +142,13 @@ def test_a_queued_request_pauses_nobody_where_that_is_too_little() -> None:
 
 
 def test_a_paused_request_pauses_nobody() -> None:
-    kv = FakeCapacity(num_blocks=3, tokens_per_block=T)
+    kv = FakeCapacity(num_blocks=4, tokens_per_block=T)
     urgent = paused_once(make_request(1, 7, 8, priority=1.0), kv)
     started = [start(make_request(2, 7, 8), kv, 7)]
-    assert outcome(MaxUtilization(8, 64).schedule(started, [urgent], kv)) == ([2], [], [])
+    policy = MaxUtilization(8, 64)
+    assert outcome(policy.schedule(started, [urgent], kv)) == ([2], [], [])
+    new = make_request(3, 7, 8, priority=1.0)
+    assert outcome(policy.schedule(started, [new], kv)) == ([], [], [2]), "as a new one would"
 
 
 def test_the_request_count_pauses_nobody() -> None:

@@ -30,8 +30,8 @@ LONGEST_UNMEASURED_LOAD = 1.0
 
 
 class KvTiers:
-    """On the engine thread, between two forwards. A BlockObserver: what is evicted is copied before
-    its slots are given to somebody else.
+    """On the engine thread, between two forwards. A BlockObserver: what is evicted for an iteration
+    is copied at once, before its slots are written.
 
     Onboarding puts blocks back into the cache, held by nobody, where the next ``match_prefix``
     finds them: the scheduler and ``reserve`` know nothing of tiers.
@@ -50,7 +50,7 @@ class KvTiers:
         """``onboards`` False: blocks are offloaded and never brought back."""
         self.cascade = cascade
         self.cost = cost
-        self._mover = BlockMover(memory, clock)
+        self._mover = BlockMover(memory, cost.block_bytes, clock)
         self._pause_policy = pause_policy
         self._onboards = onboards
         self._clock = clock
@@ -74,14 +74,18 @@ class KvTiers:
     def stored(self, block: ObservedBlock) -> None:
         """Nothing is copied before it must be."""
 
-    def removed(self, block: ObservedBlock) -> None:
-        if self.cascade.place_of(block.key) is not None:
-            self.cascade.renew(block.key, block.retention)
-            return
-        content = self._mover.read(block.block_id)
-        if content is not None:
-            self._num_offloaded += 1
-            self.cascade.put(TierBlock(block.key, content, block.retention))
+    def removed(self, blocks: Sequence[ObservedBlock]) -> None:
+        new = []
+        for block in blocks:
+            if self.cascade.place_of(block.key) is None:
+                new.append(block)
+            else:
+                self.cascade.renew(block.key, block.retention)
+        contents = self._mover.read([block.block_id for block in new])
+        for block, content in zip(new, contents, strict=True):
+            if content is not None:
+                self._num_offloaded += 1
+                self.cascade.put(TierBlock(block.key, content, block.retention))
 
     def close(self, timeout: float, kv: KvCacheManager | None) -> None:
         """Ends the threads within about ``timeout`` seconds. Where blocks outlive the process, what
@@ -89,7 +93,7 @@ class KvTiers:
         cached: Iterator[LazyBlock] = iter(())
         if kv is not None:
             cached = (
-                LazyBlock(key, retention, partial(self._mover.read, block_id))
+                LazyBlock(key, retention, partial(self._mover.read_one, block_id))
                 for block_id, key, retention in kv.cached_blocks()
             )
         self.cascade.close(timeout, cached)
@@ -224,7 +228,7 @@ class KvTiers:
             return
         began = self._clock()
         retentions = [block.retention.used(began) for block in blocks]
-        write = partial(self._mover.write, blocks=blocks)
+        write = partial(self._mover.write, contents=[block.content for block in blocks])
         try:
             number = kv.onboard(request_id, token_ids, retentions, write)
         except NotWrittenError as error:

@@ -35,12 +35,14 @@ class TierReporter:
     def stored(self, block: ObservedBlock) -> None:
         """The primary pool's affair."""
 
-    def removed(self, block: ObservedBlock) -> None:
-        """Called when the tiers have taken the block, and before observers of the primary pool
-        hear that it is gone there."""
-        self._told.setdefault(block.key.digest, _Told(block, frozenset()))
+    def removed(self, blocks: Sequence[ObservedBlock]) -> None:
+        """Called when the tiers have taken the blocks, and before observers of the primary pool
+        hear that they are gone there."""
+        for block in blocks:
+            self._told.setdefault(block.key.digest, _Told(block, frozenset()))
         self.catch_up()
-        self._compare(block.key.digest)
+        for block in blocks:
+            self._compare(block.key.digest)
 
     def catch_up(self) -> None:
         """Tells what other threads have moved, written and lost meanwhile."""
@@ -59,7 +61,7 @@ class TierReporter:
         for place in Place:
             if place in told.places - places:
                 for observer in self._observers[place]:
-                    observer.removed(told.block)
+                    observer.removed((told.block,))
         if places:
             self._told[digest] = told._replace(places=places)
         else:

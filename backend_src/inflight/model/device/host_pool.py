@@ -32,12 +32,12 @@ class HostPool:
         return len(self._free)
 
     def take(self) -> npt.NDArray[np.uint8] | None:
-        """uint8[1, place_bytes], with whatever it held before; None: every place is in use."""
+        """uint8[place_bytes], with whatever it held before; None: every place is in use."""
         try:
             place = self._free.pop()
         except IndexError:
             return None
-        array: npt.NDArray[np.uint8] = self._buffer[place : place + 1].numpy()
+        array: npt.NDArray[np.uint8] = self._buffer[place].numpy()
         # Views of the array keep it alive, and with it the place.
         weakref.finalize(array, self._free.append, place).atexit = False
         return array

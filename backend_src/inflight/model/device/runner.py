@@ -121,12 +121,12 @@ class DeviceRunner:
     def kv_block_format(self) -> str:
         return f"{self._spec.dtype} {self.kv_cache.block_format}"
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         with contained(self._runtime, f"reading {len(block_ids)} KV blocks"):
             return self.kv_cache.read_blocks(block_ids)
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         with contained(self._runtime, f"writing {len(block_ids)} KV blocks"):
             self.kv_cache.write_blocks(block_ids, contents)

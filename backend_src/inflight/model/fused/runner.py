@@ -71,12 +71,12 @@ class FusedRunner:
         assert self._is_allocated
         return f"{self._spec.dtype} {self.decoder.ops.attention.block_format}"
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
         assert self._is_allocated
         return self.decoder.ops.attention.read_blocks(block_ids)
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         assert self._is_allocated
         self.decoder.ops.attention.write_blocks(block_ids, contents)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from inflight.kv_cache.identity import BlockKey
+import numpy as np
+
+from inflight.kv_cache.identity import BlockKey, block_key
 from inflight.kv_cache.tiers.host import HostStorage
 from inflight.kv_cache.tiers.storage import TierBlock
 from tests.unit.kv_cache.tiers.tier_blocks import BLOCK_BYTES, tier_block
@@ -28,6 +30,17 @@ def test_the_block_used_longest_ago_is_given_up_by_bytes() -> None:
     assert storage.contains(first.key) and not storage.contains(second.key)
     assert storage.usage.used_bytes == 2 * BLOCK_BYTES
     assert [block.key for block in storage.most_valuable_first()] == [third.key, first.key]
+
+
+def test_what_another_follows_goes_after_it_and_then_at_its_age() -> None:
+    storage = HostStorage(3 * BLOCK_BYTES)
+    first = tier_block(0)
+    following = TierBlock(block_key(first.key.digest, np.arange(4, dtype=np.int32)), first.content)
+    for block in (following, first, tier_block(1)):  # as they are evicted: the last one first
+        assert list(storage.put(block)) == []
+    later = [tier_block(number) for number in (2, 3, 4)]
+    given_up = [block.key for new in later for block in storage.put(new)]
+    assert given_up == [following.key, first.key, tier_block(1).key]
 
 
 def test_a_block_larger_than_the_tier_goes_on_to_the_next() -> None:

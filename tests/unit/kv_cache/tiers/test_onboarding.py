@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from inflight.api.kv import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.kv_cache import BlockRetention, KvExtent
 from inflight.kv_cache.manager import KvCacheManager
 from inflight.kv_cache.retention import DEFAULT_RETENTION, Retention
+from inflight.kv_cache.tiers import moving
 from inflight.kv_cache.tiers.block_file import BlockFiles
 from inflight.kv_cache.tiers.cascade import TierCascade
 from inflight.kv_cache.tiers.cost import OnboardCost
@@ -26,16 +28,21 @@ SIZE, NUM_BLOCKS, BLOCK_BYTES = 4, 4, 32
 
 
 class CountingStore(CheckedKvStore):
+    num_reads = 0
+    """Calls, of ``num_read`` blocks together."""
     num_read = 0
+    num_writes = 0
     num_written = 0
 
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
+        self.num_reads += 1
         self.num_read += len(block_ids)
         return super().read_blocks(block_ids)
 
     def write_blocks(
-        self, block_ids: npt.NDArray[np.int32], contents: npt.NDArray[np.uint8]
+        self, block_ids: npt.NDArray[np.int32], contents: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
+        self.num_writes += 1
         self.num_written += len(block_ids)
         super().write_blocks(block_ids, contents)
 
@@ -43,11 +50,13 @@ class CountingStore(CheckedKvStore):
 class Setup:
     """A KV cache of four blocks of four tokens, with tiers of any size below it."""
 
-    def __init__(self, host_bytes: int, disk: DiskStorage | None = None) -> None:
+    def __init__(
+        self, host_bytes: int, disk: DiskStorage | None = None, store: CountingStore | None = None
+    ) -> None:
         self.now = 100.0
         self.seconds_to_write = 0.0
         """A block into the pool."""
-        self.store = CountingStore(NUM_BLOCKS, SIZE)
+        self.store = store or CountingStore(NUM_BLOCKS, SIZE)
         host = HostStorage(host_bytes, lambda: self.now) if host_bytes else None
         self.cascade = TierCascade(host, disk)
         self.tiers = KvTiers(
@@ -102,6 +111,47 @@ def test_a_block_is_copied_when_it_is_evicted_and_only_once() -> None:
     setup.compute(prompt(1))
     setup.compute(prompt(2))
     assert setup.store.num_read == 3 + 3, "each block of either prompt once"
+
+
+def test_what_a_plan_evicts_is_copied_at_once_and_comes_back_at_once() -> None:
+    setup = Setup(host_bytes=100 * BLOCK_BYTES)
+    setup.compute(prompt(1))
+    setup.compute(prompt(2))
+    assert (setup.store.num_reads, setup.store.num_read) == (1, 3)
+    assert setup.prepare(setup.open(), prompt(1))
+    assert (setup.store.num_reads, setup.store.num_read) == (2, 5)
+    assert (setup.store.num_writes, setup.store.num_written) == (1, 3)
+
+
+def test_no_more_than_may_be_moved_at_once_lies_beside_the_tier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moving, "MOVED_BYTES", 2 * BLOCK_BYTES)
+    setup = Setup(host_bytes=100 * BLOCK_BYTES)
+    setup.compute(prompt(1))
+    setup.compute(prompt(2))
+    assert (setup.store.num_reads, setup.store.num_read) == (2, 3)
+    assert setup.prepare(setup.open(), prompt(1))
+    assert (setup.store.num_writes, setup.store.num_written) == (2, 3)
+    setup.compute(prompt(1))
+
+
+class UnreadableStore(CountingStore):
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Sequence[npt.NDArray[np.uint8]]:
+        raise MemoryError
+
+
+def test_blocks_that_cannot_be_read_are_lost_and_nothing_else_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setup = Setup(host_bytes=100 * BLOCK_BYTES, store=UnreadableStore(NUM_BLOCKS, SIZE))
+    setup.compute(prompt(1))
+    setup.compute(prompt(2))
+    assert caplog.messages == ["3 KV blocks were not read: MemoryError"]
+    assert setup.cascade.host is not None and setup.cascade.host.usage.num_blocks == 0
+    assert setup.prepare(setup.open(), prompt(1))
+    setup.compute(prompt(1))
+    assert setup.tiers.stats()[0].offloaded_bytes == 0
 
 
 def test_what_came_back_is_right_and_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +35,8 @@ class Recorder:
     def stored(self, block: ObservedBlock) -> None:
         self._said.append(("stored", self._level, _first_token(block)))
 
-    def removed(self, block: ObservedBlock) -> None:
-        self._said.append(("removed", self._level, _first_token(block)))
+    def removed(self, blocks: Sequence[ObservedBlock]) -> None:
+        self._said += [("removed", self._level, _first_token(block)) for block in blocks]
 
 
 def _first_token(block: ObservedBlock) -> int:
