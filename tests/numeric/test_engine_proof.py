@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,7 +16,7 @@ from torch import Tensor
 from inflight.api.config import InflightConfig
 from inflight.errors import CheckpointError
 from inflight.model.fused import build, built
-from inflight.model.fused.built import BuiltDecoder, prove
+from inflight.model.fused.built import BuiltDecoder, course_logits, prove, torch_logits
 from inflight.model.fused.forward import FusedDecoder
 from inflight.model.probe import TOLERANCE, check_rows, check_typical
 from inflight.model.probe_course import SHORT, THOROUGH, Course
@@ -157,6 +158,28 @@ def test_torch_passes_the_same_proof(engine_of: Any) -> None:
         assert prove(engine_of(dtype), dtype, None, 24) <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen2_moe"])
+def test_the_reference_needs_one_unpacked_linear_at_a_time(
+    engine_of: Any, monkeypatch: pytest.MonkeyPatch, model_type: str
+) -> None:
+    engine = engine_of("fp32", model_type)
+    unpacked: list[tuple[PackedLinear, weakref.ref[Tensor]]] = []
+    really_unpack = PackedLinear.unpack
+
+    def unpack(packed: PackedLinear) -> Tensor:
+        assert not any(made() is not None for _, made in unpacked), "another one is still there"
+        rows = really_unpack(packed)
+        unpacked.append((packed, weakref.ref(rows)))
+        return rows
+
+    monkeypatch.setattr(PackedLinear, "unpack", unpack)
+    logits = torch_logits(engine, 16)
+    monkeypatch.undo()
+    assert len({id(packed) for packed, _ in unpacked}) == len(unpacked) > 9, "each of them once"
+    torch.testing.assert_close(logits, course_logits(engine, None, 16), rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits, engine.proof.packed, rtol=0, atol=0)
+
+
 def rows_of(deviations: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Packed and plain logits whose rows are off by so much of their spread."""
     plain = torch.randn(len(deviations), 1000, generator=torch.Generator().manual_seed(1))
@@ -200,6 +223,10 @@ def test_a_course_computes_every_token_once(course: Course) -> None:
         return torch.from_numpy(inputs.token_ids.copy())[:, None]
 
     logits = course.packed_logits(forward, 16, token_ids)
+    packed_computed, packed_sizes = computed[:], sizes[:]
+    whole = course.whole_logits(forward, 16, token_ids)
+    assert torch.equal(whole, logits) and sizes[len(packed_sizes) :] == [(course.num_tokens, 0)]
+    computed, sizes = packed_computed, packed_sizes
     assert sorted(computed) == sorted(token_ids.tolist())
     assert course.max_num_tokens == max(map(sum, sizes))
     plain = course.plain_logits(lambda ids: ids[..., None].float(), token_ids)

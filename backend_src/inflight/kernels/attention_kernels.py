@@ -78,26 +78,20 @@ def attend_tile(
         if begin >= end:
             return
 
-    rows = tl.arange(0, ROWS)
-    tokens = first_token + rows // GROUP_BLOCK
-    members = rows % GROUP_BLOCK
-    heads = kv_head * GROUP + members
+    tokens, heads, is_row = _tile_rows(first_token, num_tokens, kv_head, ROWS, GROUP, GROUP_BLOCK)
     dims = tl.arange(0, HEAD_BLOCK)
-    is_row = (tokens < num_tokens) & (members < GROUP)
     is_in = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    row_ids = (start + tokens).to(tl.int64)
-    query_ptrs = query_ptr + (row_ids * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
+    query_ptrs = _row_ptrs(query_ptr, start + tokens, heads, query_stride, HEAD_DIM, HEAD_BLOCK)
     query = tl.load(query_ptrs, mask=is_in, other=0.0)
     if DOT_IN_FP32:
         query = query.to(tl.float32)
-
     largest, total = _sums_before_keys(sinks_ptr, heads, is_row, split, ROWS, HAS_SINKS)
-    summed = tl.zeros([ROWS, HEAD_BLOCK], tl.float32)
+    head_ptr = cache_ptr + kv_head * TOKENS_PER_BLOCK * HEAD_DIM
+    table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
     largest, total, summed = _add_span(
-        largest, total, summed, query, first_position + rows // GROUP_BLOCK, first_position,
-        begin, end, cache_ptr + kv_head * TOKENS_PER_BLOCK * HEAD_DIM,
-        tables_ptr + sequence.to(tl.int64) * table_stride,
-        value_offset, block_stride, window, scale, softcap,
+        (largest, total, tl.zeros([ROWS, HEAD_BLOCK], tl.float32)), query,
+        length - num_tokens + tokens, (first_position, begin, end),
+        (head_ptr, table_ptr, value_offset, block_stride), (window, scale, softcap),
         HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, HAS_WINDOW, HAS_SOFTCAP, DOT_IN_FP32,
     )  # fmt: skip
 
@@ -108,8 +102,39 @@ def attend_tile(
         tl.store(stats_ptr + place * 2 + 1, total, mask=is_row)
     else:
         result = summed / tl.where(total == 0.0, 1.0, total)[:, None]
-        out_ptrs = out_ptr + (row_ids * out_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
+        out_ptrs = _row_ptrs(out_ptr, start + tokens, heads, out_stride, HEAD_DIM, HEAD_BLOCK)
         tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=is_in)
+
+
+@jit()
+def _tile_rows(
+    first_token: tl.tensor,
+    num_tokens: tl.tensor,
+    kv_head: tl.tensor,
+    ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Of each row of a tile: its token, counted in the sequence's rows of this iteration, its query
+    head, and whether there is such a row."""
+    rows = tl.arange(0, ROWS)
+    tokens = first_token + rows // GROUP_BLOCK
+    members = rows % GROUP_BLOCK
+    return tokens, kv_head * GROUP + members, (tokens < num_tokens) & (members < GROUP)
+
+
+@jit()
+def _row_ptrs(
+    ptr: tl.tensor,
+    row_ids: tl.tensor,
+    heads: tl.tensor,
+    stride: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """[ROWS, HEAD_BLOCK], of the heads of rows that lie ``stride`` numbers apart."""
+    offsets = row_ids.to(tl.int64) * stride + heads * HEAD_DIM
+    return ptr + offsets[:, None] + tl.arange(0, HEAD_BLOCK)[None, :]
 
 
 @jit()
@@ -135,21 +160,12 @@ def _sums_before_keys(
 
 @jit()
 def _add_span(
-    largest: tl.tensor,
-    total: tl.tensor,
-    summed: tl.tensor,
+    sums: tl.tuple,
     query: tl.tensor,
     positions: tl.tensor,
-    first_position: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    head_ptr: tl.tensor,
-    table_ptr: tl.tensor,
-    value_offset: tl.tensor,
-    block_stride: tl.tensor,
-    window: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
+    span: tl.tuple,
+    place: tl.tuple,
+    rules: tl.tuple,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     TOKENS_PER_BLOCK: tl.constexpr,
@@ -158,22 +174,27 @@ def _add_span(
     HAS_SOFTCAP: tl.constexpr,
     DOT_IN_FP32: tl.constexpr,
 ) -> tl.tensor:
-    """The running softmax after the keys from ``begin``, a multiple of KEYS, up to ``end``."""
+    """``sums``, the running softmax (largest score, sum of weights, weighted sum of values), after
+    the keys of ``span``: the first row's position, a begin that is a multiple of KEYS, and an end.
+
+    ``place`` (the head's part of the cache, the sequence's table, from keys to values, from block
+    to block) says where keys lie, ``rules`` (window, scale, soft-cap) what they count.
+    """
+    largest, total, summed = sums
+    first_position, begin, end = span
     masked = begin
     if not HAS_WINDOW:
         # Most keys are seen by every row of the tile, and need no questions asked.
         masked = tl.minimum(tl.maximum(first_position + 1, begin), end) // KEYS * KEYS
         for first_key in range(begin, masked, KEYS):
             largest, total, summed = _add_keys(
-                largest, total, summed, query, positions, first_key, end,
-                head_ptr, table_ptr, value_offset, block_stride, window, scale, softcap,
+                (largest, total, summed), query, positions, first_key, end, place, rules,
                 HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, False, HAS_WINDOW, HAS_SOFTCAP,
                 DOT_IN_FP32,
             )  # fmt: skip
     for first_key in range(masked, end, KEYS):
         largest, total, summed = _add_keys(
-            largest, total, summed, query, positions, first_key, end,
-            head_ptr, table_ptr, value_offset, block_stride, window, scale, softcap,
+            (largest, total, summed), query, positions, first_key, end, place, rules,
             HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, True, HAS_WINDOW, HAS_SOFTCAP,
             DOT_IN_FP32,
         )  # fmt: skip
@@ -182,20 +203,13 @@ def _add_span(
 
 @jit()
 def _add_keys(
-    largest: tl.tensor,
-    total: tl.tensor,
-    summed: tl.tensor,
+    sums: tl.tuple,
     query: tl.tensor,
     positions: tl.tensor,
     first_key: tl.tensor,
     end: tl.tensor,
-    head_ptr: tl.tensor,
-    table_ptr: tl.tensor,
-    value_offset: tl.tensor,
-    block_stride: tl.tensor,
-    window: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
+    place: tl.tuple,
+    rules: tl.tuple,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     TOKENS_PER_BLOCK: tl.constexpr,
@@ -205,8 +219,10 @@ def _add_keys(
     HAS_SOFTCAP: tl.constexpr,
     DOT_IN_FP32: tl.constexpr,
 ) -> tl.tensor:
-    """The running softmax after KEYS more keys; IS_MASKED: not all of them count for all rows."""
-    LOG2E: tl.constexpr = 1.4426950408889634
+    """As ``_add_span``, of KEYS more keys; IS_MASKED: not all of them count for all rows."""
+    largest, total, summed = sums
+    head_ptr, table_ptr, value_offset, block_stride = place
+    window, scale, softcap = rules
     keys = first_key + tl.arange(0, KEYS)
     dims = tl.arange(0, HEAD_BLOCK)
     is_key = keys < end
@@ -217,27 +233,18 @@ def _add_keys(
         blocks = tl.load(table_ptr + keys // TOKENS_PER_BLOCK, mask=is_key, other=0)
     else:
         blocks = tl.load(table_ptr + keys // TOKENS_PER_BLOCK)
-    blocks = blocks.to(tl.int64)
-    places = blocks * block_stride + keys % TOKENS_PER_BLOCK * HEAD_DIM
+    places = blocks.to(tl.int64) * block_stride + keys % TOKENS_PER_BLOCK * HEAD_DIM
     key_ptrs = head_ptr + places[:, None] + dims[None, :]
     key = tl.load(key_ptrs, mask=is_stored, other=0.0)
     if DOT_IN_FP32:
         key = key.to(tl.float32)
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-    if HAS_SOFTCAP:
-        scores = softcap * LOG2E * tanh(scores * (scale / softcap))
-    else:
-        scores = scores * (scale * LOG2E)
+    scores = _scores(query, key, scale, softcap, HAS_SOFTCAP)
     if IS_MASKED:
         is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
         if HAS_WINDOW:
             is_seen &= keys[None, :] > positions[:, None] - window
         scores = tl.where(is_seen, scores, float("-inf"))
-    raised = tl.maximum(largest, tl.max(scores, axis=1))
-    # A row that has seen nothing yet has no largest score to subtract.
-    subtracted = tl.where(raised == float("-inf"), 0.0, raised)
-    weights = tl.exp2(scores - subtracted[:, None])
-    shrink = tl.exp2(largest - subtracted)
+    raised, shrink, weights = _weights(scores, largest)
     value = tl.load(key_ptrs + value_offset, mask=is_stored, other=0.0)
     if DOT_IN_FP32:
         value = value.to(tl.float32)
@@ -245,6 +252,33 @@ def _add_keys(
     summed = summed * shrink[:, None]
     summed = tl.dot(weights.to(value.dtype), value, summed, input_precision="ieee")
     return raised, total, summed
+
+
+@jit()
+def _scores(
+    query: tl.tensor,
+    key: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    HAS_SOFTCAP: tl.constexpr,
+) -> tl.tensor:
+    """fp32[ROWS, KEYS], times log2 e."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if HAS_SOFTCAP:
+        scores = softcap * LOG2E * tanh(scores * (scale / softcap))
+    else:
+        scores = scores * (scale * LOG2E)
+    return scores
+
+
+@jit()
+def _weights(scores: tl.tensor, largest: tl.tensor) -> tl.tensor:
+    """The largest score of each row now, what sums so far shrink by, and the weights of scores."""
+    raised = tl.maximum(largest, tl.max(scores, axis=1))
+    # A row that has seen nothing yet has no largest score to subtract.
+    subtracted = tl.where(raised == float("-inf"), 0.0, raised)
+    return raised, tl.exp2(largest - subtracted), tl.exp2(scores - subtracted[:, None])
 
 
 @jit(_VARYING)

@@ -111,11 +111,13 @@ class NativeLinear:
 class TorchLinear:
     """LinearOps in torch: for machines without a compiler, and for tests.
 
-    The first use of a PackedLinear unpacks it, and the copy lives as long as it does: float32 for
-    float32 weights, bfloat16 for all others.
+    A PackedLinear is unpacked for its use: float32 for float32 weights, bfloat16 for all others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_unpacked: bool = True) -> None:
+        """``keeps_unpacked``: what a first use has unpacked lives as long as the PackedLinear
+        does; else every use unpacks anew, and no two of them are there at once."""
+        self._keeps_unpacked = keeps_unpacked
         self._unpacked: WeakKeyDictionary[PackedLinear, tuple[Tensor, Tensor | None]] = (
             WeakKeyDictionary()
         )
@@ -141,12 +143,16 @@ class TorchLinear:
         return self._product(x, packed).float().argmax(-1).int()
 
     def _product(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        if packed not in self._unpacked:
-            dtype = torch.float32 if packed.kind == "f32" else torch.bfloat16
-            bias = packed.unpack_bias()
-            self._unpacked[packed] = (
-                packed.unpack().to(dtype),
-                None if bias is None else bias.to(dtype),
-            )
-        weight, bias = self._unpacked[packed]
+        found = self._unpacked.get(packed)
+        if found is None:
+            found = _unpacked(packed)
+            if self._keeps_unpacked:
+                self._unpacked[packed] = found
+        weight, bias = found
         return F.linear(x.to(weight.dtype), weight, bias)
+
+
+def _unpacked(packed: PackedLinear) -> tuple[Tensor, Tensor | None]:
+    dtype = torch.float32 if packed.kind == "f32" else torch.bfloat16
+    bias = packed.unpack_bias()
+    return packed.unpack().to(dtype), None if bias is None else bias.to(dtype)

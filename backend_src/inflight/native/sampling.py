@@ -10,10 +10,6 @@ import numpy.typing as npt
 
 from inflight.native.library import Int, NativeLibrary, Pointer
 
-Floats = npt.NDArray[np.float32]
-RowIndices = npt.NDArray[np.int64]
-TokenIds = npt.NDArray[np.int32]
-
 
 class _LogProb(IntEnum):
     """The numbers are those of src/sampling.cpp."""
@@ -50,7 +46,9 @@ class NativeSampling:
         )
         self._sample_rows = library.function("inflight_sample_rows", Pointer, Int, Pointer, Int)
 
-    def likeliest(self, logits: Floats, rows: RowIndices) -> TokenIds:
+    def likeliest(
+        self, logits: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int32]:
         _check(logits, rows)
         token_ids = np.empty(len(rows), dtype=np.int32)
         self._likeliest(
@@ -64,13 +62,13 @@ class NativeSampling:
 
     def sample_rows(
         self,
-        logits: Floats,
-        rows: RowIndices,
-        likeliest: TokenIds,
+        logits: npt.NDArray[np.float32],
+        rows: npt.NDArray[np.int64],
+        likeliest: npt.NDArray[np.int32],
         rules: npt.NDArray[Any],
         *,
         normalize_log_probs: bool,
-    ) -> tuple[TokenIds, Floats]:
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         _check(logits, rows)
         assert len(rows) == len(likeliest) == len(rules)
         sampled = np.empty(len(rows), dtype=_SAMPLED_ROW)
@@ -84,6 +82,6 @@ class NativeSampling:
         return sampled["token_id"].astype(np.int32), sampled["log_prob"].astype(np.float32)
 
 
-def _check(logits: Floats, rows: RowIndices) -> None:
+def _check(logits: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> None:
     assert logits.flags.c_contiguous and logits.dtype == np.float32
     assert rows.flags.c_contiguous and rows.dtype == np.int64
