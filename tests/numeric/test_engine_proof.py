@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from inflight.errors import CheckpointError
 from inflight.model.fused import build, built
 from inflight.model.fused.built import BuiltDecoder, course_logits, prove, torch_logits
 from inflight.model.fused.forward import FusedDecoder
+from inflight.model.loading import load_model
 from inflight.model.probe import TOLERANCE, check_rows, check_typical
 from inflight.model.probe_course import SHORT, THOROUGH, Course
 from inflight.model.runner import PackedInputs
-from inflight.native.packed import PackedLinear
-from tests.fakes.tiny_models import tiny_checkpoint
+from inflight.native.packed import PackedLinear, WeightKind
+from inflight.native.quantize import quantize
+from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_checkpoint, tiny_config
 from tests.numeric.native_library import native_library
 
 pytestmark = pytest.mark.numeric
@@ -146,6 +149,42 @@ def test_experts_do_not_hide_it(
     spoil(monkeypatch, "attention", WrongGenerations)
     with pytest.raises(CheckpointError, match="qwen3_moe is not served: .*logits"):
         prove(engine, dtype, native_library(), 32)
+
+
+def test_what_int4_makes_of_a_model_is_refused_where_rounding_alone_destroys_it(
+    tmp_path: Path,
+) -> None:
+    """Scores of random weights that nothing divides, as transformers' default for Granite has it:
+    transformers' own fp32 forward is as far off once its weights are rounded."""
+    by_multiplier = {1.0: True, 1 / 16: False}
+    for multiplier, is_destroyed in by_multiplier.items():
+        folder = tmp_path / f"{multiplier}"
+        model = tiny_config("granite", attention_multiplier=multiplier, embedding_multiplier=1.0)
+        model.residual_multiplier = 1.0
+        directory = save_tiny_checkpoint(folder, model)
+        exact, rounded = (plain_logits_of(directory, kind) for kind in (None, "q4_1"))
+        config = InflightConfig(dtype="int4", cache_dir=str(tmp_path / "cache"), max_seq_len=64)
+        if is_destroyed:
+            with pytest.raises(CheckpointError, match="packed and plain logits differ by"):
+                check_typical(rounded, exact, "granite", "int4")
+            with pytest.raises(CheckpointError, match="packed and plain logits differ by"):
+                build.build_engine(directory, config, native_library(), lambda *_: None)
+        else:
+            check_typical(rounded, exact, "granite", "int4")
+            build.build_engine(directory, config, native_library(), lambda *_: None)
+
+
+def plain_logits_of(directory: Path, kind: WeightKind | None) -> Tensor:
+    """Of the course by transformers in fp32, with linears that were rounded to ``kind``."""
+    model = load_model(directory, dtype=torch.float32, device=torch.device("cpu"))
+    model.set_attn_implementation("eager")
+    for module in model.modules():
+        if kind is not None and isinstance(module, torch.nn.Linear):
+            rounded = quantize(module.weight, kind).dequantize()
+            module.weight.data = rounded[:, : module.in_features].contiguous()
+    token_ids = THOROUGH.token_ids(model.config.vocab_size)
+    with torch.inference_mode():
+        return THOROUGH.plain_logits(lambda ids: model(input_ids=ids).logits, token_ids)
 
 
 def test_the_proof_is_the_same_every_time(engine_of: Any) -> None:

@@ -28,7 +28,10 @@ TOLERANCE: Mapping[str, float] = {
     "fp32": 1e-3, "bf16": 0.25, "fp16": 0.05, "int8": 0.35, "int4": 0.6,
 }  # fmt: skip
 """Largest typical error of the logits relative to their spread, by the dtype of the weights. Wrong
-attention shows as about 1 or more; below these values is what rounding does."""
+attention shows as about 1 or more; below these values is what rounding does.
+
+Rounding the weights of a model may do more, where its attention is sharper than that of any trained
+one: then the dtype is no good for this model, and refusing it is right."""
 
 ROW_TOLERANCE: Mapping[str, float] = {
     "fp32": 1e-3, "bf16": 0.8, "fp16": 0.8, "int8": 0.8, "int4": 0.8,
