@@ -23,6 +23,7 @@ from inflight.model.loading import load_model
 from inflight.model.probe import TOLERANCE, check_rows, check_typical
 from inflight.model.probe_course import SHORT, THOROUGH, Course
 from inflight.model.runner import PackedInputs
+from inflight.native import linear
 from inflight.native.packed import PackedLinear, WeightKind
 from inflight.native.quantize import quantize
 from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_checkpoint, tiny_config
@@ -198,25 +199,29 @@ def test_torch_passes_the_same_proof(engine_of: Any) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2_moe"])
-def test_the_reference_needs_one_unpacked_linear_at_a_time(
+def test_the_reference_unpacks_a_part_of_one_linear_at_a_time(
     engine_of: Any, monkeypatch: pytest.MonkeyPatch, model_type: str
 ) -> None:
     engine = engine_of("fp32", model_type)
-    unpacked: list[tuple[PackedLinear, weakref.ref[Tensor]]] = []
+    unpacked: list[weakref.ref[Tensor]] = []
+    places: list[int] = []
     really_unpack = PackedLinear.unpack
 
     def unpack(packed: PackedLinear) -> Tensor:
-        assert not any(made() is not None for _, made in unpacked), "another one is still there"
+        assert not any(made() is not None for made in unpacked), "another one is still there"
         rows = really_unpack(packed)
-        unpacked.append((packed, weakref.ref(rows)))
+        assert packed.n <= 64
+        unpacked.append(weakref.ref(rows))
+        places.append(packed.data.data_ptr())
         return rows
 
     monkeypatch.setattr(PackedLinear, "unpack", unpack)
+    monkeypatch.setattr(linear, "PIECE_COLUMNS", 64)
     logits = torch_logits(engine, 16)
     monkeypatch.undo()
-    assert len({id(packed) for packed, _ in unpacked}) == len(unpacked) > 9, "each of them once"
+    assert len(set(places)) == len(places) > 9, "each of them once"
     torch.testing.assert_close(logits, course_logits(engine, None, 16), rtol=0, atol=1e-4)
-    torch.testing.assert_close(logits, engine.proof.packed, rtol=0, atol=0)
+    torch.testing.assert_close(logits, engine.proof.packed, rtol=0, atol=1e-4)
 
 
 def rows_of(deviations: Sequence[float]) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,9 @@ def attend_tile(
         if begin >= end:
             return
 
-    tokens, heads, is_row = _tile_rows(first_token, num_tokens, kv_head, ROWS, GROUP, GROUP_BLOCK)
+    places, heads, is_member = _tile_rows(kv_head, ROWS, GROUP, GROUP_BLOCK)
+    tokens = first_token + places
+    is_row = (tokens < num_tokens) & is_member
     dims = tl.arange(0, HEAD_BLOCK)
     is_in = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     query_ptrs = _row_ptrs(query_ptr, start + tokens, heads, query_stride, HEAD_DIM, HEAD_BLOCK)
@@ -90,7 +92,7 @@ def attend_tile(
     table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
     largest, total, summed = _add_span(
         (largest, total, tl.zeros([ROWS, HEAD_BLOCK], tl.float32)), query,
-        length - num_tokens + tokens, (first_position, begin, end),
+        first_position + places, (first_position, begin, end),
         (head_ptr, table_ptr, value_offset, block_stride), (window, scale, softcap),
         HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, HAS_WINDOW, HAS_SOFTCAP, DOT_IN_FP32,
     )  # fmt: skip
@@ -108,19 +110,13 @@ def attend_tile(
 
 @jit()
 def _tile_rows(
-    first_token: tl.tensor,
-    num_tokens: tl.tensor,
-    kv_head: tl.tensor,
-    ROWS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
+    kv_head: tl.tensor, ROWS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr
 ) -> tl.tensor:
-    """Of each row of a tile: its token, counted in the sequence's rows of this iteration, its query
-    head, and whether there is such a row."""
+    """Of each row of a tile: which of the tile's tokens it is, its query head, and whether there is
+    such a head."""
     rows = tl.arange(0, ROWS)
-    tokens = first_token + rows // GROUP_BLOCK
     members = rows % GROUP_BLOCK
-    return tokens, kv_head * GROUP + members, (tokens < num_tokens) & (members < GROUP)
+    return rows // GROUP_BLOCK, kv_head * GROUP + members, members < GROUP
 
 
 @jit()

@@ -119,7 +119,7 @@ def course_logits(
 
 def torch_logits(engine: BuiltDecoder, tokens_per_block: int) -> Tensor:
     """float32[R, vocab_size] of the rows that the course compares, by torch with the packed
-    weights; each sequence is one context. Takes the memory of one unpacked linear at a time."""
+    weights; each sequence is one context. Unpacks a part of one linear at a time."""
     decoder = make_decoder(
         engine.spec,
         engine.weights,
