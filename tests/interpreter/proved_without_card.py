@@ -3,7 +3,7 @@
     python -m tests.interpreter.proved_without_card
 
 writes docs/gpu.md and docs/performance.md anew between their marks. The cases are those of the
-parametrization, the counts what pytest collects for ``scripts/test``.
+parametrization, the counts what pytest collects.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from tests.interpreter.all_cases import CASES, coverage_lines, summary_lines
 ROOT = Path(__file__).parents[2]
 TABLES, SENTENCE = ROOT / "docs" / "gpu.md", ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- collected: begin -->", "<!-- collected: end -->"
-_MARKERS = "not slow and not gpu"
-"""As ``scripts/test`` says."""
 UNDER_THE_INTERPRETER = ("tests/interpreter/test_*.py",)
+INTERPRETED = "interpreter"
+"""Marker of the tests that ``scripts/test -m interpreter`` runs."""
 ON_A_STAND_IN = (
     "tests/numeric/test_device_*.py",
     "tests/numeric/test_cuda_runtime.py",
     "tests/numeric/test_gpu_*.py",
     "tests/unit/gpu/test_*.py",
 )
+DEFAULT = "not slow and not gpu"
+"""Of the tests that ``scripts/test`` runs."""
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -38,7 +40,8 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def tables() -> list[str]:
-    interpreted, stand_in = collected(UNDER_THE_INTERPRETER), collected(ON_A_STAND_IN)
+    interpreted = collected(UNDER_THE_INTERPRETER, INTERPRETED)
+    stand_in = collected(ON_A_STAND_IN, DEFAULT)
     return [
         f"The {len(CASES)} cases of the kernels ([each of them](gpu_kernels.md)):",
         "",
@@ -55,7 +58,8 @@ def tables() -> list[str]:
 
 
 def sentence() -> list[str]:
-    interpreted, stand_in = collected(UNDER_THE_INTERPRETER), collected(ON_A_STAND_IN)
+    interpreted = collected(UNDER_THE_INTERPRETER, INTERPRETED)
+    stand_in = collected(ON_A_STAND_IN, DEFAULT)
     num_shapes = len(coverage_lines(CASES)) - 2  # without the head of the table
     kernels = {name for case in CASES for name in case.kernel.split(" + ")}
     return [
@@ -75,10 +79,10 @@ def with_part(page: str, part: str) -> str:
 
 
 @cache
-def collected(patterns: tuple[str, ...]) -> Mapping[Path, int]:
-    """How many tests of each file the default run has; files of which it has none are left out."""
+def collected(patterns: tuple[str, ...], markers: str) -> Mapping[Path, int]:
+    """How many tests of each file ``-m markers`` runs; files of which it runs none are left out."""
     files = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-m", _MARKERS]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-m", markers]
     command += ["-p", "no:cacheprovider", *map(str, files)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
