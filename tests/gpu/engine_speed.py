@@ -103,11 +103,13 @@ def measure_variant(bench: Bench, what: str, rates: Mapping[int, float], **keys:
 
 
 def measure_rest(bench: Bench, rates: Mapping[int, float]) -> None:
-    """Other configurations, and tiers; ``rates``: of ``measure_engine``."""
-    measure_variant(bench, "without graphs", rates, cuda_graph_mode=False)
-    free_memory(bench.device)
-    measure_block_moves(bench)
-    measure_tiers(bench)
+    """Other configurations, and tiers, which experts do not change; ``rates``: of
+    ``measure_engine``."""
+    if bench.name in bench.scale.shapes:
+        measure_variant(bench, "without graphs", rates, cuda_graph_mode=False)
+        free_memory(bench.device)
+        measure_block_moves(bench)
+        measure_tiers(bench)
     measure_variant(bench, "with fp8 weights", rates, dtype="fp8")
 
 
@@ -138,7 +140,7 @@ def measure_all(benches: Sequence[Bench], *, tunes: bool) -> None:
                 free_memory(bench.device)
                 measure_eager(bench, rate)
     for bench in benches:
-        if bench.name in bench.scale.shapes and bench.name in rates:
+        if bench.name in rates:
             with reported(bench):
                 measure_rest(bench, rates[bench.name])
 

@@ -36,9 +36,9 @@ one: then the dtype is no good for this model, and refusing it is right."""
 ROW_TOLERANCE: Mapping[str, float] = {
     "fp32": 1e-3, "bf16": 0.8, "fp16": 0.8, "int8": 0.8, "int4": 0.8,
 }  # fmt: skip
-"""Largest error of any row of logits beside torch's on the same weights. A row whose
-attention or linears are wrong is off by about 1 or more; what rounding activations to bf16, or to 8
-bits, does to the rows that take it worst lies below half of this in the models that were tried."""
+"""Largest error of any row of logits beside torch's on the same weights. A row whose attention or
+linears are wrong is off by about 1 or more; what rounding activations to bf16, or to 8 bits, does
+to the rows that take it worst lies below half of this in the models that were tried."""
 
 _TYPICAL = 0.75
 """Share of the rows that count where some may be off."""
@@ -70,7 +70,7 @@ def probe(model: PackedModel, backend: AttentionBackend) -> None:
 
 
 def flipping(course: Course, model: _MayHaveExperts) -> Sequence[Sequence[int]]:
-    """As ``check_rows`` takes it."""
+    """Of the course's rows, as ``check_rows`` takes it."""
     return course.rows_by_phase if model.has_experts else ()
 
 
