@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 TABLES, SENTENCE = ROOT / "docs" / "gpu.md", ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- collected: begin -->", "<!-- collected: end -->"
 UNDER_THE_INTERPRETER = ("tests/interpreter/test_*.py",)
-INTERPRETED = "interpreter"
-"""Marker of the tests that ``scripts/test -m interpreter`` runs."""
+INTERPRETED = "interpreter and not gpu"
+"""Of the tests that ``scripts/test -m interpreter`` runs, but for those that a card alone runs."""
 ON_A_STAND_IN = (
     "tests/numeric/test_device_*.py",
     "tests/numeric/test_cuda_runtime.py",
