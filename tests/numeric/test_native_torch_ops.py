@@ -8,19 +8,18 @@ from torch import Tensor
 
 from inflight.errors import CheckpointError
 from inflight.native.elementwise import NativeElementwise
-from inflight.native.library import NativeLibrary, load_native
+from inflight.native.library import NativeLibrary
 from inflight.native.linear import NativeLinear
 from inflight.native.packed import WEIGHT_KINDS, WeightKind, pack_gate_up, pack_linear
 from inflight.native.torch_ops import register_torch_ops
+from tests.numeric.native_library import native_library
 
 pytestmark = pytest.mark.numeric
 
 
 @pytest.fixture(scope="module")
 def library() -> NativeLibrary:
-    library = load_native("")
-    if library is None:
-        pytest.skip("no C++ compiler")
+    library = native_library()
     register_torch_ops(library)
     register_torch_ops(library)  # the second time changes nothing
     return library

@@ -28,8 +28,8 @@ BLOCK_LAYOUT = 1
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 
 # The parameters of the C functions in src/attention.cpp.
-_ATTEND = ("inflight_attention_attend", Pointer, Pointer, Pointer, Int, Pointer, Pointer, Int)
-_ATTEND_HEADS = ("inflight_attention_attend_heads", *_ATTEND[1:])
+ATTEND = ("inflight_attention_attend", Pointer, Pointer, Pointer, Int, Pointer, Pointer, Int)
+_ATTEND_HEADS = ("inflight_attention_attend_heads", *ATTEND[1:])
 
 
 class _CRules(ctypes.Structure):
@@ -153,7 +153,7 @@ class NativeAttention:
         self._shape = (num_layers, num_kv_heads, head_dim)
         self._dtype = dtype
         self._library = library
-        self._attend = library.function(*_ATTEND)
+        self._attend = library.function(*ATTEND)
         self._attend_heads = library.function(*_ATTEND_HEADS)
         self._pools: list[AttentionPool] = []
         self._layers: list[tuple[int, int]] = []
@@ -203,7 +203,7 @@ class NativeAttention:
                 tokens_per_block=tokens_per_block,
             )
             for number, layer in enumerate(layers):
-                self._layers[layer] = (pool.handle, pool.address_of(number))
+                self._layers[layer] = (pool.plan.handle, pool.address_of(number))
             self._pools.append(pool)
 
     def plan(self, rows: PackedRows) -> None:
@@ -211,7 +211,7 @@ class NativeAttention:
         self._num_tokens = len(rows.position_ids)
         self._longest = int(rows.context_lens.max())
         for number, pool in enumerate(self._pools):
-            pool.plan(rows.of_pool(number))
+            pool.plan.take(rows.of_pool(number))
 
     def attend(self, layer: int, rules: LayerRules, qkv: Tensor, out: Tensor) -> None:
         """One layer on the fused projection, contiguous [T, (num_heads + 2 * num_kv_heads) *

@@ -43,8 +43,54 @@ class LayerPool(Protocol):
     def num_blocks(self) -> int: ...
 
 
+class AttentionPlan:
+    """The rows of an iteration, for layers whose KV heads are alike; made once, used from one
+    thread."""
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        *,
+        num_kv_heads: int,
+        head_dim: int,
+        tokens_per_block: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """``dtype``: of the storage, a key of KV_KINDS."""
+        make = library.function("inflight_attention_new", *[Int] * 4, result=Pointer)
+        self.handle: int = make(num_kv_heads, head_dim, tokens_per_block, KV_KINDS[dtype])
+        free = library.function("inflight_attention_free", Pointer)
+        weakref.finalize(self, free, self.handle)
+        self._plan = library.function(*_PLAN)
+        self._rows: tuple[npt.NDArray[Any], ...] = ()
+
+    def take(self, rows: PackedRows) -> None:
+        """The arrays of ``rows`` stay unchanged until the next call."""
+        tables = rows.block_tables
+        assert tables.strides[1] == tables.itemsize
+        self._rows = (
+            np.ascontiguousarray(rows.cu_seqlens_q, dtype=np.int32),
+            np.ascontiguousarray(rows.context_lens, dtype=np.int32),
+            tables,
+            np.ascontiguousarray(rows.position_ids, dtype=np.int64),
+            np.ascontiguousarray(rows.slot_mapping, dtype=np.int64),
+        )
+        starts, lengths, _, positions, slots = self._rows
+        self._plan(
+            self.handle,
+            len(lengths),
+            len(positions),
+            starts.ctypes.data,
+            lengths.ctypes.data,
+            tables.ctypes.data,
+            tables.strides[0] // tables.itemsize,
+            positions.ctypes.data,
+            slots.ctypes.data,
+        )
+
+
 class AttentionPool:
-    """Made once; then ``plan`` in each iteration, before its layers attend."""
+    """Made once; then ``plan.take`` in each iteration, before its layers attend."""
 
     def __init__(
         self,
@@ -65,37 +111,14 @@ class AttentionPool:
             self.storage = untouched_memory((num_layers, num_blocks, block), dtype)
         except MemoryError:
             raise no_memory(num_blocks, tokens_per_block, num_layers * per_token) from None
-        make = library.function("inflight_attention_new", *[Int] * 4, result=Pointer)
-        self.handle: int = make(num_kv_heads, head_dim, tokens_per_block, KV_KINDS[dtype])
-        free = library.function("inflight_attention_free", Pointer)
-        weakref.finalize(self, free, self.handle)
-        self._plan = library.function(*_PLAN)
-        self._planned: tuple[npt.NDArray[Any], ...] = ()
+        self.plan = AttentionPlan(
+            library,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            tokens_per_block=tokens_per_block,
+            dtype=dtype,
+        )
 
     def address_of(self, layer: int) -> int:
         """Where the storage of the pool's layer ``layer`` begins."""
         return self.storage.data_ptr() + layer * self._layer_bytes
-
-    def plan(self, rows: PackedRows) -> None:
-        """Takes the rows, whose arrays stay unchanged until the next plan."""
-        tables = rows.block_tables
-        assert tables.strides[1] == tables.itemsize
-        self._planned = (
-            np.ascontiguousarray(rows.cu_seqlens_q, dtype=np.int32),
-            np.ascontiguousarray(rows.context_lens, dtype=np.int32),
-            tables,
-            np.ascontiguousarray(rows.position_ids, dtype=np.int64),
-            np.ascontiguousarray(rows.slot_mapping, dtype=np.int64),
-        )
-        starts, lengths, _, positions, slots = self._planned
-        self._plan(
-            self.handle,
-            len(lengths),
-            len(positions),
-            starts.ctypes.data,
-            lengths.ctypes.data,
-            tables.ctypes.data,
-            tables.strides[0] // tables.itemsize,
-            positions.ctypes.data,
-            slots.ctypes.data,
-        )

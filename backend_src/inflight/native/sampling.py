@@ -1,8 +1,7 @@
-"""NativeSampling: tokens for the rows of an iteration, in two calls whatever their number."""
+"""NativeSampling: tokens for the rows of an iteration, in one call whatever their number."""
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -10,30 +9,22 @@ import numpy.typing as npt
 
 from inflight.native.library import Int, NativeLibrary, Pointer
 
-
-class _LogProb(IntEnum):
-    """The numbers are those of src/sampling.cpp."""
-
-    NONE = 0
-    OF_ALL = 1
-    OF_SURVIVORS = 2
-
-
-_RULES = ("top_k", "temperature", "top_p", "min_p_offset", "uniform")
-_SAMPLED_ROW = np.dtype(
+_ROW_RULES = np.dtype(
     [
-        ("row", np.int64),
-        ("token_id", np.int64),
-        ("top_k", np.int64),
-        ("log_prob_kind", np.int64),
         ("temperature", np.float64),
+        ("top_k", np.int32),
         ("top_p", np.float64),
         ("min_p_offset", np.float64),
+        ("repetition_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("wants_log_prob", np.int32),
+        ("seed", np.uint64),
         ("uniform", np.float64),
-        ("log_prob", np.float64),
-    ]
+    ],
+    align=True,
 )
-"""SampledRow of src/sampling.cpp."""
+"""RowRules of src/sampling.cpp."""
 
 
 class NativeSampling:
@@ -44,12 +35,15 @@ class NativeSampling:
         self._likeliest = library.function(
             "inflight_likeliest", Pointer, Int, Pointer, Int, Pointer
         )
-        self._sample_rows = library.function("inflight_sample_rows", Pointer, Int, Pointer, Int)
+        self._sample_rows = library.function(
+            "inflight_sample_rows", Pointer, Int, Pointer, Int, Int, Pointer
+        )
 
     def likeliest(
         self, logits: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int32]:
-        _check(logits, rows)
+        _check(logits)
+        assert rows.flags.c_contiguous and rows.dtype == np.int64
         token_ids = np.empty(len(rows), dtype=np.int32)
         self._likeliest(
             logits.ctypes.data,
@@ -61,27 +55,24 @@ class NativeSampling:
         return token_ids
 
     def sample_rows(
-        self,
-        logits: npt.NDArray[np.float32],
-        rows: npt.NDArray[np.int64],
-        likeliest: npt.NDArray[np.int32],
-        rules: npt.NDArray[Any],
-        *,
-        normalize_log_probs: bool,
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        _check(logits, rows)
-        assert len(rows) == len(likeliest) == len(rules)
-        sampled = np.empty(len(rows), dtype=_SAMPLED_ROW)
-        sampled["row"] = rows
-        sampled["token_id"] = likeliest
-        for name in _RULES:
-            sampled[name] = rules[name]
-        wanted = _LogProb.OF_SURVIVORS if normalize_log_probs else _LogProb.OF_ALL
-        sampled["log_prob_kind"] = np.where(rules["wants_log_prob"], wanted, _LogProb.NONE)
-        self._sample_rows(logits.ctypes.data, logits.shape[1], sampled.ctypes.data, len(rows))
-        return sampled["token_id"].astype(np.int32), sampled["log_prob"].astype(np.float32)
+        self, logits: npt.NDArray[np.float32], rules: npt.NDArray[Any], *, normalize_log_probs: bool
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        _check(logits)
+        assert rules.dtype == _ROW_RULES and rules.flags.c_contiguous and len(rules) == len(logits)
+        token_ids = np.zeros(len(logits), dtype=np.int32)
+        log_probs, maxima = np.zeros((2, len(logits)), dtype=np.float32)
+        # SampledRows of src/sampling.cpp.
+        sampled = np.array([each.ctypes.data for each in (token_ids, log_probs, maxima)])
+        self._sample_rows(
+            logits.ctypes.data,
+            logits.shape[1],
+            rules.ctypes.data,
+            len(logits),
+            normalize_log_probs,
+            sampled.ctypes.data,
+        )
+        return token_ids, log_probs, maxima
 
 
-def _check(logits: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> None:
+def _check(logits: npt.NDArray[np.float32]) -> None:
     assert logits.flags.c_contiguous and logits.dtype == np.float32
-    assert rows.flags.c_contiguous and rows.dtype == np.int64

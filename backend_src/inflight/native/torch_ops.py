@@ -1,8 +1,9 @@
-"""The linears and the norm as torch custom ops with fake kernels, for models that are compiled.
+"""The kernels as torch custom ops with fake kernels, for models that are compiled.
 
-After ``register_torch_ops`` there are ``torch.ops.inflight.linear``, ``gate_up`` and ``rms_norm``,
-which torch.compile and torch.export take as they are. They return new tensors, and take the parts
-of a PackedLinear, since an op's arguments are tensors and numbers. The engine itself calls the
+After ``register_torch_ops`` there are ``torch.ops.inflight.linear``, ``gate_up``, ``rms_norm`` and
+``attend`` (torch_attention.py), which torch.compile and torch.export take as they are. They return
+new tensors, and take the parts of a PackedLinear, since an op's arguments are tensors and numbers.
+The engine itself calls the
 library directly: through torch's dispatcher a call takes 16 microseconds, by ctypes 3 (``--calls``
 of ``tests/benchmarks/native_linear_speed.py``), and an iteration makes two hundred.
 """
@@ -18,6 +19,7 @@ from inflight.native.elementwise import WIDTH_MULTIPLE, NativeElementwise
 from inflight.native.library import NativeLibrary
 from inflight.native.linear import Activation, NativeLinear
 from inflight.native.packed import PackedLinear, WeightKind
+from inflight.native.torch_attention import register_attend
 
 _SCHEMAS = {
     "linear": "(Tensor x, Tensor data, Tensor? bias, str kind, int n) -> Tensor",
@@ -43,6 +45,7 @@ def register_torch_ops(library: NativeLibrary) -> None:
     torch.library.register_fake("inflight::linear", _fake_linear)
     torch.library.register_fake("inflight::gate_up", _fake_gate_up)
     torch.library.register_fake("inflight::rms_norm", _fake_rms_norm)
+    register_attend(library)
 
 
 class _Implementation:

@@ -19,26 +19,21 @@ _RUN = 256
 
 
 class SamplingKernels(Protocol):
-    """Used by one thread. ``logits``: float32[., V], C-contiguous; ``rows``: int64[R], which of
-    them are meant, unchecked. What is found of a row depends on its logits and its rules alone."""
+    """Used by one thread. ``logits``: float32[., V], C-contiguous. What is found of a row depends
+    on its logits and its rules alone."""
 
     def likeliest(self, logits: Floats, rows: RowIndices) -> TokenIds:
-        """int32[R]: the first of the largest logits of each row, or its first NaN, as numpy's
-        argmax."""
+        """int32[R]: the first of the largest logits of each of int64[R] ``rows``, unchecked, or
+        its first NaN, as numpy's argmax."""
         ...
 
     def sample_rows(
-        self,
-        logits: Floats,
-        rows: RowIndices,
-        likeliest: TokenIds,
-        rules: npt.NDArray[Any],
-        *,
-        normalize_log_probs: bool,
-    ) -> tuple[TokenIds, Floats]:
-        """A token for each row, int32[R], and its log-prob, float32[R], 0 where none is wanted.
+        self, logits: Floats, rules: npt.NDArray[Any], *, normalize_log_probs: bool
+    ) -> tuple[TokenIds, Floats, Floats]:
+        """Of each row of float32[R, V] by RULES[R]: a token, int32[R], its log-prob, float32[R], 0
+        where none is wanted, and the largest logit, float32[R], NaN if there is one. Of a row
+        whose largest logit is not finite the others mean nothing.
 
-        Rows have no NaN, and finite maxima, at int32[R] ``likeliest``. ``rules``: RULES[R].
         Temperature 0 chooses the likeliest. Else those survive that are among the top_k largest,
         not more than min_p_offset below the largest, and among the fewest largest weights
         exp((logit - largest) / temperature) of what is then left that sum to top_p of it, or more.
@@ -60,21 +55,17 @@ class NumpySampling:
         return np.array([logits[row].argmax() for row in rows.tolist()], dtype=np.int32)
 
     def sample_rows(
-        self,
-        logits: Floats,
-        rows: RowIndices,
-        likeliest: TokenIds,
-        rules: npt.NDArray[Any],
-        *,
-        normalize_log_probs: bool,
-    ) -> tuple[TokenIds, Floats]:
-        token_ids, log_probs = likeliest.copy(), np.zeros(len(rows), dtype=np.float32)
+        self, logits: Floats, rules: npt.NDArray[Any], *, normalize_log_probs: bool
+    ) -> tuple[TokenIds, Floats, Floats]:
+        everything = np.arange(len(logits))
+        token_ids = self.likeliest(logits, everything)
+        maxima, log_probs = logits[everything, token_ids], np.zeros(len(logits), dtype=np.float32)
         with np.errstate(over="ignore"):  # far below the peak -inf is right: probability 0
-            for index, row in enumerate(rows.tolist()):
-                token_ids[index], log_probs[index] = self._sample(
-                    logits[row], int(likeliest[index]), rules[index], normalize_log_probs
+            for i in np.flatnonzero(np.isfinite(maxima)).tolist():
+                token_ids[i], log_probs[i] = self._sample(
+                    logits[i], int(token_ids[i]), rules[i], normalize_log_probs
                 )
-        return token_ids, log_probs
+        return token_ids, log_probs, maxima
 
     def _sample(
         self, row: Floats, likeliest: int, rules: Any, normalize_log_probs: bool

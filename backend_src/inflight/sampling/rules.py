@@ -27,7 +27,8 @@ RULES = np.dtype(
         ("wants_log_prob", np.int32),
         ("seed", np.uint64),
         ("uniform", np.float64),  # of a row in an iteration; 0 where nothing is drawn
-    ]
+    ],
+    align=True,  # as the native kernels read it
 )
 """The names and their neutral values are those of SamplingInputs."""
 

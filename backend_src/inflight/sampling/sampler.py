@@ -124,26 +124,35 @@ class Sampler:
         number than NaN and -inf (or none above -LARGEST_LOGIT). Changes no request.
         """
         assert logits.shape == (len(rows.requests), self._vocab_size)
-        token_ids = self._kernels.likeliest(logits, np.arange(len(logits)))
-        _guard(logits, token_ids)
-        log_probs = np.zeros(len(logits), dtype=np.float32)
-        rules = rows.rules
-        if rules is None:
-            return SampledTokens(token_ids, log_probs)
+        if rows.rules is None:
+            token_ids = self._kernels.likeliest(logits, np.arange(len(logits)))
+            if len(bad := _out_of_range(logits[np.arange(len(logits)), token_ids])):
+                _bring_into_range(logits, bad)
+                token_ids[bad] = self._kernels.likeliest(logits, bad)
+            return SampledTokens(token_ids, np.zeros(len(logits), dtype=np.float32))
         if edited := rows.edited():
-            edit_rows(logits, edited)
-            changed = np.array([each.row for each in edited])
-            token_ids[changed] = self._kernels.likeliest(logits, changed)
-        asked = np.flatnonzero((rules["temperature"] > 0) | (rules["wants_log_prob"] > 0))
-        if len(asked):
-            token_ids[asked], log_probs[asked] = self._kernels.sample_rows(
-                logits,
-                asked,
-                token_ids[asked],
-                rules[asked],
-                normalize_log_probs=self._normalize_log_probs,
-            )
+            self._edit(logits, edited)
+        token_ids, log_probs, maxima = self._sample_rows(logits, rows.rules)
+        if len(bad := _out_of_range(maxima)):
+            # What edits have moved out of the range is finite, and meant.
+            bad = np.setdiff1d(bad, [each.row for each in edited])
+            _bring_into_range(logits, bad)
+            token_ids[bad], log_probs[bad], _ = self._sample_rows(logits[bad], rows.rules[bad])
         return SampledTokens(token_ids, log_probs)
+
+    def _sample_rows(
+        self, logits: npt.NDArray[np.float32], rules: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        return self._kernels.sample_rows(
+            logits, rules, normalize_log_probs=self._normalize_log_probs
+        )
+
+    def _edit(self, logits: npt.NDArray[np.float32], edited: list[EditedRow]) -> None:
+        """Edits count on raw maxima within the range."""
+        which = np.array([each.row for each in edited])
+        maxima = logits[which, self._kernels.likeliest(logits, which)]
+        _bring_into_range(logits, which[_out_of_range(maxima)])
+        edit_rows(logits, edited)
 
     def complete(
         self, rows: SamplingRows, sampled: SampledRows, logits: npt.NDArray[np.float32]
@@ -170,17 +179,17 @@ class Sampler:
         return SampledTokens(token_ids, np.zeros(len(token_ids), dtype=np.float32))
 
 
-def _guard(logits: npt.NDArray[np.float32], token_ids: npt.NDArray[np.int32]) -> None:
-    """Brings every row's maximum into +-LARGEST_LOGIT, correcting its argmax in ``token_ids``.
+def _out_of_range(maxima: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Where the largest logits are not within +-LARGEST_LOGIT. numpy's argmax stops at NaN and
+    finds +inf, so they show every bad row without another pass over the logits."""
+    return np.flatnonzero(~(np.abs(maxima) <= LARGEST_LOGIT))
 
-    numpy's argmax stops at NaN and finds +inf, so the maxima show every bad row without another
-    pass over the logits.
-    """
-    maxima = logits[np.arange(len(logits)), token_ids]
-    for index in np.flatnonzero(~(np.abs(maxima) <= LARGEST_LOGIT)):
+
+def _bring_into_range(logits: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> None:
+    """Raises ForwardError where there is no usable number."""
+    for index in rows.tolist():
         row = logits[index]
         row[np.isnan(row)] = -np.inf
         np.minimum(row, LARGEST_LOGIT, out=row)
-        token_ids[index] = row.argmax()
-        if row[token_ids[index]] < -LARGEST_LOGIT:
+        if row.max() < -LARGEST_LOGIT:
             raise ForwardError("the model's logits hold no usable number")

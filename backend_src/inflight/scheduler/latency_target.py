@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from inflight.batch import ScheduledBatch, ScheduledChunk
 from inflight.scheduler.iteration_cost import IterationCost, IterationShape, generation_pairs
 
+LEAST_CONTEXT_TOKENS = 8
+"""An iteration reads all weights and the whole context anyway: fewer tokens save little."""
+
 
 class LatencyTarget:
-    """Three bounds, the smallest counts, and never less than a block:
+    """Three bounds, the smallest counts, and never less than ``LEAST_CONTEXT_TOKENS``:
 
     - the tokens whose expected cost, times ``tail_factor``, keeps to the target;
     - twice the most that were measured, since a model knows nothing of sizes it never saw;
@@ -33,17 +36,15 @@ class LatencyTarget:
         if seconds > 0:
             self._cost.observe(IterationShape.of(plan), seconds)
 
-    def context_tokens(
-        self, generation: Sequence[ScheduledChunk], start: int, tokens_per_block: int
-    ) -> int:
+    def context_tokens(self, generation: Sequence[ScheduledChunk], start: int) -> int:
         """Context tokens to compute beside ``generation`` (not empty), of contexts of which
         ``start`` tokens at most are computed already."""
         measured = self._cost.largest_context
         if not measured:
-            return tokens_per_block
+            return LEAST_CONTEXT_TOKENS
         alone = IterationShape(0, 0, len(generation), generation_pairs(generation))
         spare = self._seconds / self._cost.tail_factor() - self._cost.seconds(alone)
-        return max(tokens_per_block, min(self._affordable(spare, start), 2 * measured))
+        return max(LEAST_CONTEXT_TOKENS, min(self._affordable(spare, start), 2 * measured))
 
     def _affordable(self, spare: float, start: int) -> int:
         """The largest n with per_token * n + per_pair * (n * start + n * n / 2) <= spare."""

@@ -16,11 +16,11 @@ from inflight.scheduler.latency_target import LatencyTarget
 from inflight.scheduler.waiting_queue import rank_key
 
 ShareTokens = Callable[[Sequence[int], int, int], list[int]]
-"""(remaining context tokens of each request in rank order, token budget, tokens_per_block) -> the
-tokens each gets, 0 = none. Their sum keeps to the budget, and none is cut inside a block."""
+"""(remaining context tokens of each request in rank order, token budget, unit) -> the tokens each
+gets, 0 = none. Their sum keeps to the budget, and one that is cut gets whole units."""
 
 
-def share_whole(remaining: Sequence[int], budget: int, tokens_per_block: int) -> list[int]:
+def share_whole(remaining: Sequence[int], budget: int, unit: int) -> list[int]:
     """Without chunking: whole contexts, in order, up to the first that does not fit."""
     shares = [0] * len(remaining)
     for index, wanted in enumerate(remaining):
@@ -31,32 +31,30 @@ def share_whole(remaining: Sequence[int], budget: int, tokens_per_block: int) ->
     return shares
 
 
-def share_first_come_first_served(
-    remaining: Sequence[int], budget: int, tokens_per_block: int
-) -> list[int]:
-    """Each in order takes all it wants; one that is cut gets the whole blocks that are left."""
+def share_first_come_first_served(remaining: Sequence[int], budget: int, unit: int) -> list[int]:
+    """Each in order takes all it wants; one that is cut gets the whole units that are left."""
     shares = []
     for wanted in remaining:
-        share = wanted if wanted <= budget else budget - budget % tokens_per_block
+        share = wanted if wanted <= budget else budget - budget % unit
         shares.append(share)
         budget -= share
     return shares
 
 
-def share_equal_progress(remaining: Sequence[int], budget: int, tokens_per_block: int) -> list[int]:
-    """Rounds of one more block for each, in order, until the budget or the contexts are used up.
+def share_equal_progress(remaining: Sequence[int], budget: int, unit: int) -> list[int]:
+    """Rounds of one more unit for each, in order, until the budget or the contexts are used up.
 
-    The last tokens of a context may be less than a block.
+    The last tokens of a context may be less than a unit.
     """
     shares = [0] * len(remaining)
     unfinished = list(range(len(remaining)))
     while unfinished:
         next_round = []
         for index in unfinished:
-            unit = min(tokens_per_block, remaining[index] - shares[index])
-            if unit <= budget:
-                budget -= unit
-                shares[index] += unit
+            more = min(unit, remaining[index] - shares[index])
+            if more <= budget:
+                budget -= more
+                shares[index] += more
                 if shares[index] < remaining[index]:
                     next_round.append(index)
         unfinished = next_round
@@ -113,19 +111,19 @@ class MicroBatchScheduler:
             return (), tuple(generation)
         contexts.sort(key=lambda context: rank_key(context[0]))
         del contexts[self._max_batch_size - len(generation) :]
-        budget = self._max_num_tokens - len(generation)
+        budget, unit = self._max_num_tokens - len(generation), tokens_per_block
         if self._target is not None and generation:
             start = max(start for _, start in contexts)
-            target = self._target.context_tokens(generation, start, tokens_per_block)
-            budget = min(budget, target)
-        return self._context_chunks(contexts, budget, tokens_per_block), tuple(generation)
+            affordable = self._target.context_tokens(generation, start)
+            budget, unit = min(budget, affordable), min(unit, affordable)
+        return self._context_chunks(contexts, budget, unit), tuple(generation)
 
     def _context_chunks(
-        self, contexts: Sequence[tuple[LlmRequest, int]], budget: int, tokens_per_block: int
+        self, contexts: Sequence[tuple[LlmRequest, int]], budget: int, unit: int
     ) -> tuple[ScheduledChunk, ...]:
         """Chunks of (request, start) pairs in rank order; those that finish a context last."""
         remaining = [request.context_length - start for request, start in contexts]
-        shares = self._share(remaining, budget, tokens_per_block)
+        shares = self._share(remaining, budget, unit)
         unfinished, finishing = [], []
         for (request, start), wanted, share in zip(contexts, remaining, shares, strict=True):
             if share == wanted:

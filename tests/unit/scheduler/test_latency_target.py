@@ -12,7 +12,7 @@ from inflight.api import ExecutorConfig, Request, SchedulerConfig
 from inflight.batch import LlmRequest, Phase, ScheduledBatch, ScheduledChunk
 from inflight.errors import ConfigError
 from inflight.scheduler.iteration_cost import IterationCost, IterationShape, context_pairs
-from inflight.scheduler.latency_target import LatencyTarget
+from inflight.scheduler.latency_target import LEAST_CONTEXT_TOKENS, LatencyTarget
 
 TOKENS_PER_BLOCK = 16
 PROMPT = 4096
@@ -70,9 +70,9 @@ def compute_prompt(target: LatencyTarget, take: Machine, num_streams: int = 8) -
     start, times = 0, []
     while start < PROMPT:
         rows = generations(num_streams, 100 + len(times))
-        budget = min(512, target.context_tokens(rows, start, TOKENS_PER_BLOCK))
-        assert budget >= TOKENS_PER_BLOCK, "a context always goes on"
-        size = min(PROMPT - start, budget - budget % TOKENS_PER_BLOCK)
+        budget = min(512, target.context_tokens(rows, start))
+        assert budget >= LEAST_CONTEXT_TOKENS, "a context always goes on"
+        size = min(PROMPT - start, budget - budget % min(budget, TOKENS_PER_BLOCK))
         chunk = ScheduledChunk(request_of(99, PROMPT), Phase.CONTEXT, start, size, False)
         plan = ScheduledBatch(0, context=(chunk,), generation=rows)
         times.append(take(IterationShape.of(plan)))
@@ -163,24 +163,24 @@ def test_a_slower_machine_is_believed_after_three_iterations() -> None:
     assert cost.seconds(shape) == pytest.approx(1.5 * machine(shape), rel=0.01)
 
 
-def test_sizes_grow_from_a_block_and_at_most_double() -> None:
+def test_sizes_grow_from_the_least_and_at_most_double() -> None:
     target = LatencyTarget(1000)
     rows = generations(8, 100)
     budgets, start = [], 0
     for _ in range(6):
-        budgets.append(target.context_tokens(rows, start, TOKENS_PER_BLOCK))
+        budgets.append(target.context_tokens(rows, start))
         chunk = ScheduledChunk(request_of(9, PROMPT), Phase.CONTEXT, start, budgets[-1], False)
         plan = ScheduledBatch(0, context=(chunk,), generation=rows)
         target.observe(plan, machine(IterationShape.of(plan)))
         start += budgets[-1]
-    assert budgets == [16, 32, 64, 128, 256, 512]
+    assert budgets == [8, 16, 32, 64, 128, 256]
 
 
-def test_a_target_that_cannot_be_held_leaves_a_block() -> None:
+def test_a_target_that_cannot_be_held_leaves_the_least() -> None:
     target = LatencyTarget(1)
     warm_up(target, machine)
     times = compute_prompt(target, machine)
-    assert len(times) == PROMPT // TOKENS_PER_BLOCK
+    assert len(times) == PROMPT // LEAST_CONTEXT_TOKENS
 
 
 def test_chunks_shrink_when_streams_join() -> None:
@@ -189,7 +189,7 @@ def test_chunks_shrink_when_streams_join() -> None:
         warm_up(target, machine, count)
         compute_prompt(target, machine, count)
     budgets = [
-        target.context_tokens(generations(count, 200), 0, TOKENS_PER_BLOCK)
+        target.context_tokens(generations(count, 200), 0)
         for target, count in ((few, 8), (many, 100))
     ]
     assert budgets[1] < budgets[0] / 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from inflight.api import ContextChunkingPolicy
 from inflight.batch import LlmRequest, Phase, ScheduledChunk
 from inflight.scheduler import PrefixMatch
 from inflight.scheduler.capacity import AdmittedRequest, CapacityPlan
+from inflight.scheduler.latency_target import LatencyTarget
 from inflight.scheduler.microbatch import (
     MicroBatchScheduler,
     share_equal_progress,
@@ -33,6 +36,17 @@ def queued(request_id: int, prompt_length: int, num_reused: int = 0) -> Admitted
 
 def extents(chunks: tuple[ScheduledChunk, ...]) -> list[tuple[int, int, int, bool]]:
     return [(c.request.request_id, c.start, c.num_tokens, c.samples) for c in chunks]
+
+
+class TargetOf(LatencyTarget):
+    """Allows so many context tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(50)
+        self._num_tokens = num_tokens
+
+    def context_tokens(self, generation: Sequence[ScheduledChunk], start: int) -> int:
+        return self._num_tokens
 
 
 def test_without_chunking_contexts_are_whole_and_the_first_misfit_ends_it() -> None:
@@ -70,6 +84,20 @@ def test_generations_keep_to_the_token_budget() -> None:
     context, generation = MicroBatchScheduler(8, 2, None).schedule(plan, T)
     assert [chunk.request.request_id for chunk in generation] == [1, 2]
     assert context == ()
+
+
+@pytest.mark.parametrize(("allowed", "shares"), [(3, [3]), (6, [4]), (9, [8]), (30, [20, 2])])
+@pytest.mark.parametrize("chunking", list(ContextChunkingPolicy))
+def test_a_latency_target_below_a_block_cuts_inside_it(
+    chunking: ContextChunkingPolicy, allowed: int, shares: list[int]
+) -> None:
+    """Above it whole blocks are given, as without a target."""
+    scheduler = MicroBatchScheduler(8, 64, chunking, TargetOf(allowed))
+    queue = [queued(4, 20), queued(5, 2)] if len(shares) == 2 else [queued(4, 20)]
+    context, generation = scheduler.schedule(CapacityPlan(generating(1), queue), T)
+    assert [chunk.num_tokens for chunk in context] == shares and len(generation) == 1
+    context, _ = scheduler.schedule(CapacityPlan([], queue), T)
+    assert context[0].num_tokens == 20, "without streams nothing has to keep pace"
 
 
 def test_rows_keep_to_max_batch_size() -> None:

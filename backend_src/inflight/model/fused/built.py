@@ -1,7 +1,7 @@
 """BuiltDecoder: what a built engine holds, and loading it without transformers.
 
 The engine carries its proof: logits that transformers' own classes computed when it was built. At
-every load the kernels of this machine have to come to the same, in a fraction of a second.
+every load the kernels of this machine have to come to the same: about a second of a small model.
 """
 
 from __future__ import annotations

@@ -30,20 +30,23 @@ void over_rows(int64_t num_rows, int64_t size, const Body& body) {
     });
 }
 
-// The numbers are those of sampling.py.
-enum class LogProb : int64_t { none = 0, of_all = 1, of_survivors = 2 };
+// How a row is sampled: an element of the array of rules that sampling.py is given.
+struct RowRules {
+    double temperature;      // 0: the likeliest is chosen
+    int32_t top_k;           // size: no such rule
+    double top_p;            // 1: no such rule
+    double min_p_offset;     // of the least logit from the largest; -inf: no such rule
+    float penalties[3];      // the logits have them
+    int32_t wants_log_prob;
+    uint64_t seed;           // the uniform number comes from it
+    double uniform;          // [0, 1)
+};
 
-// The rules of a row, and what they choose. The fields are those of sampling.py.
-struct SampledRow {
-    int64_t row;           // which one of the logits
-    int64_t token_id;      // the likeliest; then the chosen one
-    int64_t top_k;         // size: no such rule
-    LogProb log_prob_kind;
-    double temperature;    // 0: the likeliest is chosen
-    double top_p;          // 1: no such rule
-    double min_p_offset;   // of the least logit from the largest; -inf: no such rule
-    double uniform;        // [0, 1)
-    double log_prob;       // written; 0 where none is wanted
+// What comes of the rows; of those whose largest logit is not finite, only that.
+struct SampledRows {
+    int32_t* token_ids;
+    float* log_probs;  // 0 where none is wanted
+    float* maxima;     // the largest logits, NaN where there is one
 };
 
 struct Choice {
@@ -99,7 +102,7 @@ Choice choose_of_survivors(const LogitRow& row, int64_t num, double uniform,
     return {scratch.ids[begin + place], weights[place], total};
 }
 
-Choice draw(const LogitRow& row, const SampledRow& rules, SamplingScratch& scratch) {
+Choice draw(const LogitRow& row, const RowRules& rules, SamplingScratch& scratch) {
     const float least_logit = float(double(row.peak) + rules.min_p_offset);
     const bool are_cut = rules.top_k < row.size || least_logit > -INFINITY;
     if (!are_cut && rules.top_p >= 1) return choose_of_all(row, rules.uniform, scratch);
@@ -113,23 +116,22 @@ Choice draw(const LogitRow& row, const SampledRow& rules, SamplingScratch& scrat
     return choose_of_survivors(row, num, rules.uniform, scratch);
 }
 
-void sample(const SamplingKernels& kernels, const float* logits, int64_t size, SampledRow* rules,
-            SamplingScratch& scratch) {
-    const float peak = logits[rules->token_id];
-    Choice choice{rules->token_id, 1, 1};
-    if (rules->temperature > 0) {
-        const LogitRow row{kernels, logits, size, peak, float(1 / rules->temperature)};
-        choice = draw(row, *rules, scratch);
-    }
-    rules->token_id = choice.token_id;
-    rules->log_prob = 0;
-    if (rules->log_prob_kind == LogProb::of_survivors)
-        rules->log_prob = std::log(choice.weight / choice.total);
-    if (rules->log_prob_kind == LogProb::of_all) {
-        const LogitRow row{kernels, logits, size, peak, 1};
-        const double total = row.weight_sums(&scratch.sums);
-        rules->log_prob = double(logits[choice.token_id]) - peak - std::log(total);
-    }
+// Natural, of the choice among all logits, before temperature.
+double log_prob_of(const Choice& choice, const LogitRow& row, SamplingScratch& scratch) {
+    const double total = row.weight_sums(&scratch.sums);
+    return double(row.logits[choice.token_id]) - row.peak - std::log(total);
+}
+
+void sample(const LogitRow& row, const RowRules& rules, int64_t likeliest, bool normalizes,
+            SamplingScratch& scratch, int32_t* token_id, float* log_prob) {
+    Choice choice{likeliest, 1, 1};
+    if (rules.temperature > 0) choice = draw(row, rules, scratch);
+    *token_id = int32_t(choice.token_id);
+    *log_prob = 0;
+    if (!rules.wants_log_prob) return;
+    const LogitRow unheated{row.kernels, row.logits, row.size, row.peak, 1};
+    *log_prob = float(normalizes ? std::log(choice.weight / choice.total)
+                                 : log_prob_of(choice, unheated, scratch));
 }
 
 }  // namespace
@@ -146,13 +148,20 @@ INFLIGHT_API void inflight_likeliest(const float* logits, int64_t size, const in
     });
 }
 
-// Chooses a token for each of `num_rows` SampledRow; their logits have no NaN, and finite maxima.
-INFLIGHT_API void inflight_sample_rows(const float* logits, int64_t size, void* rows,
-                                       int64_t num_rows) {
+// Chooses a token for each row of logits[num_rows][size]. A row is in the near caches when it is
+// weighed, because its thread has just looked for its largest logit.
+INFLIGHT_API void inflight_sample_rows(const float* logits, int64_t size, const RowRules* rules,
+                                       int64_t num_rows, int64_t normalizes,
+                                       const SampledRows* sampled) {
     const SamplingKernels& kernels = *versions.chosen();
     over_rows(num_rows, size, [&](int64_t i) {
         static thread_local SamplingScratch scratch;
-        SampledRow* rules = static_cast<SampledRow*>(rows) + i;
-        sample(kernels, logits + rules->row * size, size, rules, scratch);
+        const float* values = logits + i * size;
+        const int64_t likeliest = kernels.likeliest(values, size);
+        const float peak = sampled->maxima[i] = values[likeliest];
+        if (!std::isfinite(peak)) return;
+        const LogitRow row{kernels, values, size, peak, float(1 / rules[i].temperature)};
+        sample(row, rules[i], likeliest, normalizes, scratch, &sampled->token_ids[i],
+               &sampled->log_probs[i]);
     });
 }
