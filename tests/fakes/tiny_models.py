@@ -35,6 +35,14 @@ _EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+_GRANITE = {
+    # As published, attention_multiplier for heads of 16. transformers' own defaults are all 1: then
+    # scores of random weights are so sharp that rounding alone decides what a row attends to.
+    "attention_multiplier": 1 / 16,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
 _MLA = {
     "q_lora_rank": 24,
     "kv_lora_rank": 16,
@@ -67,7 +75,7 @@ PROVED_CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neox": _GPT2,
     "gpt_oss": _COMMON | _MIXED_LAYERS | {"head_dim": 16, "num_local_experts": 4},
     "gptj": _GPT2 | {"rotary_dim": 8},
-    "granite": _COMMON,
+    "granite": _COMMON | _GRANITE,
     "llama": _COMMON,
     "mistral": _COMMON | _SLIDING,
     "mixtral": _COMMON | {"num_local_experts": 4},

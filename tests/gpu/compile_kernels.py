@@ -50,8 +50,11 @@ POINTERS = {
     torch.bfloat16: "*bf16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 OPTIONS = ("num_warps", "num_stages")
+FP8_CAPABILITY = 89
+"""The first that converts fp8 (e4m3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,11 @@ class Version:
     constants: dict[tuple[int], Any]
     attributes: dict[tuple[int], Any]
     options: dict[str, int]
+
+    @property
+    def needs_fp8(self) -> bool:
+        names = self.kernel.arg_names
+        return any(names[i] == "HAS_SCALES" and value for (i,), value in self.constants.items())
 
     @property
     def key(self) -> str:
@@ -194,6 +202,8 @@ def main() -> None:
         else:
             run_cases(dtypes, options.every)
     for version in versions.values():
+        if version.needs_fp8 and options.capability < FP8_CAPABILITY:
+            continue
         print(json.dumps(version.compiled(options.capability), default=str), flush=True)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -101,15 +102,14 @@ def measure_variant(bench: Bench, what: str, rates: Mapping[int, float], **keys:
             )
 
 
-def measure(bench: Bench) -> None:
-    """What is asked for first comes first: the suite may end the stage at any time."""
-    rates, rate = measure_engine(bench)
-    free_memory(bench.device)
-    measure_eager(bench, rate)
-    measure_variant(bench, "without graphs", rates, cuda_graph_mode=False)
-    free_memory(bench.device)
-    measure_block_moves(bench)
-    measure_tiers(bench)
+def measure_rest(bench: Bench, rates: Mapping[int, float]) -> None:
+    """Other configurations, and tiers, which experts do not change; ``rates``: of
+    ``measure_engine``."""
+    if bench.name in bench.scale.shapes:
+        measure_variant(bench, "without graphs", rates, cuda_graph_mode=False)
+        free_memory(bench.device)
+        measure_block_moves(bench)
+        measure_tiers(bench)
     measure_variant(bench, "with fp8 weights", rates, dtype="fp8")
 
 
@@ -127,6 +127,45 @@ def measure_engine(bench: Bench) -> tuple[dict[int, float], float]:
         return rates, generation_rate(executor, prompts, scale.num_tokens)
 
 
+def measure_all(benches: Sequence[Bench], *, tunes: bool) -> None:
+    """What is asked for comes first, of every shape: the suite may end the stage at any time."""
+    rates: dict[str, Mapping[int, float]] = {}
+    for bench in benches:
+        has_experts = bench.name in bench.scale.expert_shapes
+        with reported(bench):
+            if tunes and not has_experts:
+                tune_as_a_first_load(bench)
+            rates[bench.name], rate = measure_engine(bench)
+            if not has_experts:
+                free_memory(bench.device)
+                measure_eager(bench, rate)
+    for bench in benches:
+        if bench.name in rates:
+            with reported(bench):
+                measure_rest(bench, rates[bench.name])
+
+
+def tune_as_a_first_load(bench: Bench) -> None:
+    tune_kernels(
+        spec_of(bench.shape),
+        bench.config(),
+        make_runtime(bench.device),
+        lambda what, share: print(what, flush=True),
+    )
+
+
+@contextmanager
+def reported(bench: Bench) -> Iterator[None]:
+    """What fails becomes a row: the other shapes are still worth their time."""
+    try:
+        yield
+    except Exception as error:
+        note = f"{type(error).__name__}: {error}"
+        emit(Row(what=bench.name, outcome=Outcome.FAILED, note=note))
+    finally:
+        free_memory(bench.device)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="in small, on the stand-in")
@@ -141,24 +180,11 @@ def main() -> None:
     emit(Row(what="copy", value=ceilings.bytes_per_second / 1e12, unit="TB/s"))
     rate = ceilings.flops_per_second / 1e12
     emit(Row(what=f"product in {scale.dtype}", value=rate, unit="TFLOP/s"))
-    for name, shape in (scale.shapes | scale.expert_shapes).items():
-        bench = Bench(name=name, shape=shape, scale=scale, device=device, ceilings=ceilings)
-        try:
-            if options.tune and name in scale.shapes:
-                tune_kernels(
-                    spec_of(shape),
-                    bench.config(),
-                    make_runtime(device),
-                    lambda what, share: print(what, flush=True),
-                )
-            if name in scale.expert_shapes:
-                measure_engine(bench)
-            else:
-                measure(bench)
-        except Exception as error:  # the other shape is still worth its time
-            emit(Row(what=name, outcome=Outcome.FAILED, note=f"{type(error).__name__}: {error}"))
-        finally:
-            free_memory(device)
+    benches = [
+        Bench(name=name, shape=shape, scale=scale, device=device, ceilings=ceilings)
+        for name, shape in (scale.shapes | scale.expert_shapes).items()
+    ]
+    measure_all(benches, tunes=options.tune)
 
 
 if __name__ == "__main__":

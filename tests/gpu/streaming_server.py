@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import venv
@@ -29,6 +28,8 @@ READY_SECONDS = 90.0
 """At most: a server that is not ready by then will not be."""
 _STOP_SECONDS = 15.0
 _NO_END_ID = -1
+_LOOK_SECONDS = 60.0
+_INSTALLED = ("site-packages", "dist-packages")
 _ROOT = Path(__file__).parents[2]
 
 
@@ -47,7 +48,8 @@ def server_python(folder: Path) -> Path:
     venv.EnvBuilder(symlinks=True).create(folder)
     folders = [Path(carried)] if carried else []
     folders += [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    folders.append(Path(sysconfig.get_path("purelib")))
+    # Not all that is installed need lie where this Python would install more.
+    folders += [Path(path) for path in sys.path if Path(path).name in _INSTALLED]
     site = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     (site / "inflight-suite.pth").write_text("\n".join(str(path.absolute()) for path in folders))
     return folder / "bin" / "python3"
@@ -147,14 +149,18 @@ class ServerDoor:
 
 def _look_first(python: Path, options: Sequence[str]) -> None:
     """Raises ServerMissingError where ``inflight doctor`` says that a server would not start."""
-    looked = subprocess.run(
-        [str(python), "-m", "inflight.cli", "doctor", "--json", *options],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [str(python), "-m", "inflight.cli", "doctor", "--json", *options]
+    try:
+        looked = subprocess.run(
+            command,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_LOOK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ServerMissingError(f"inflight doctor says nothing in {_LOOK_SECONDS:.0f} s") from None
     try:
         findings = json.loads(looked.stdout)["findings"]
     except (ValueError, KeyError):

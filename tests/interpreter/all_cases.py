@@ -1,4 +1,4 @@
-"""Every case of every kernel, and the table of what they cover."""
+"""Every case of every kernel, and the tables of what they cover."""
 
 from __future__ import annotations
 
@@ -44,6 +44,28 @@ def coverage_lines(cases: Iterable[Case]) -> list[str]:
         dtypes.setdefault((case.kernel, case.shape), []).append(dtype_name(case.dtype))
     rows = [f"| {kernel} | {shape} | {' '.join(of)} |" for (kernel, shape), of in dtypes.items()]
     return ["| kernel | shape | dtypes |", "|---|---|---|", *rows]
+
+
+def summary_lines(cases: Iterable[Case]) -> list[str]:
+    """One line for each kernel, with every dtype and size of its cases and their number: a Markdown
+    table."""
+    of_kernels: dict[str, list[Case]] = {}
+    for case in cases:
+        of_kernels.setdefault(case.kernel, []).append(case)
+    lines = ["| kernel | dtypes | sizes | cases |", "|---|---|---|---|"]
+    for kernel, of in of_kernels.items():
+        dtypes = " ".join(dict.fromkeys(dtype_name(case.dtype) for case in of))
+        lines.append(f"| {kernel} | {dtypes} | {_sizes_of(of)} | {len(of)} |")
+    return lines
+
+
+def _sizes_of(cases: Iterable[Case]) -> str:
+    numbers: dict[str, set[int]] = {}
+    for case in cases:
+        for name, size in case.sizes.items():
+            numbers.setdefault(name, set()).add(size)
+    words = (f"{name} {', '.join(map(str, sorted(of)))}" for name, of in numbers.items())
+    return "; ".join(words)
 
 
 def page() -> str:

@@ -53,6 +53,15 @@ class AttentionShape:
     """Generations without rows, as a CUDA graph is padded with."""
 
     @property
+    def sizes(self) -> dict[str, int]:
+        num_heads, num_kv_heads = self.heads
+        return {
+            "head size": self.head_dim,
+            "block": self.tokens_per_block,
+            "query heads of a KV head": num_heads // num_kv_heads,
+        }
+
+    @property
     def words(self) -> str:
         num_generations = len(self.sequences) - self.num_contexts
         parts = [
@@ -111,7 +120,7 @@ def attention_cases() -> Iterator[Case]:
     for dtype in DTYPES:
         for shape in SHAPES:
             run = partial(run_attention, dtype, shape)
-            yield Case(kernel="attend", dtype=dtype, shape=shape.words, run=run)
+            yield Case(kernel="attend", dtype=dtype, shape=shape.words, sizes=shape.sizes, run=run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

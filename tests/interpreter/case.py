@@ -5,7 +5,7 @@ The tests run them under Triton's interpreter, tests/gpu/kernel_correctness.py o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,8 @@ class Case:
     dtype: torch.dtype
     shape: str
     """In words, for people."""
+    sizes: Mapping[str, int]
+    """What of the shape a kernel is compiled for, or cut by: a name for each number."""
     run: Callable[[torch.device], float]
     """The largest error, in units of what is allowed: at most 1 where the kernel is right."""
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 from inflight.kernels.combine import combine
 from inflight.kernels.expert_linears import GateActivation, expert_gate_ups, expert_linears
 from inflight.kernels.routing import CHOICES, Routing, route
+from inflight.model.device.linears import quantize_rows
 from tests.interpreter.case import (
     DTYPES,
     Case,
@@ -67,7 +68,11 @@ ROUTED = (
 def _route_cases(dtype: torch.dtype) -> Iterator[Case]:
     for shape in ROUTED:
         yield Case(
-            kernel="route", dtype=dtype, shape=shape.words, run=partial(_run_route, dtype, shape)
+            kernel="route",
+            dtype=dtype,
+            shape=shape.words,
+            sizes={"experts": shape.num_experts, "chosen": shape.num_chosen},
+            run=partial(_run_route, dtype, shape),
         )
 
 
@@ -156,12 +161,18 @@ class LinearShape:
     chosen: str = "at random"
     """Which experts tokens go to."""
     activation: GateActivation = "silu"
+    has_scales: bool = False
+    """The weights are fp8."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"experts": self.num_experts, "depth": self.depth, "width": self.width}
 
     @property
     def words(self) -> str:
         return (
             f"{self.num_rows} rows, {self.num_chosen} of {self.num_experts} experts {self.chosen}, "
-            f"{self.depth} to {self.width}"
+            f"{self.depth} to {self.width}" + ", weights in fp8" * self.has_scales
         )
 
     def routing(self, generator: torch.Generator) -> Routing:
@@ -192,6 +203,11 @@ LINEARS = (
         num_rows=150, num_experts=4, num_chosen=1, depth=64, width=130,
         chosen="that are the last ones", activation="gelu_tanh",
     ),
+    LinearShape(num_rows=3, num_experts=8, num_chosen=2, depth=128, width=64, has_scales=True),
+    LinearShape(
+        num_rows=150, num_experts=4, num_chosen=2, depth=200, width=100,
+        chosen="but every second", activation="gelu_tanh", has_scales=True,
+    ),
 )  # fmt: skip
 
 
@@ -201,12 +217,14 @@ def _linear_cases(dtype: torch.dtype) -> Iterator[Case]:
             kernel="expert_gate_ups",
             dtype=dtype,
             shape=f"{shape.words}, {shape.activation}",
+            sizes=shape.sizes,
             run=partial(_run_gate_ups, dtype, shape),
         )
         yield Case(
             kernel="expert_linears",
             dtype=dtype,
             shape=shape.words,
+            sizes=shape.sizes,
             run=partial(_run_linears, dtype, shape),
         )
 
@@ -215,12 +233,15 @@ def _run_gate_ups(dtype: torch.dtype, shape: LinearShape, device: torch.device) 
     generator = seeded(shape.depth)
     routing = shape.routing(generator)
     x = random(generator, shape.num_rows, shape.depth).to(device, dtype)
-    weight = _weights(generator, routing, (2 * shape.width, shape.depth), dtype, device)
+    weight, scales = _weights(generator, routing, (2 * shape.width, shape.depth), dtype, shape)
     out = poisoned(len(routing.choices), shape.width, dtype=dtype, device=device)
-    expert_gate_ups(x, weight, _on(routing, device), out, shape.activation)
+    on_device = weight.to(device), None if scales is None else scales.to(device)
+    expert_gate_ups(
+        x, on_device[0], _on(routing, device), out, shape.activation, scales=on_device[1]
+    )
     choices = routing.choices.long()
     rows = x.double().cpu()[choices // shape.num_chosen]
-    products = _products(rows, weight, routing.experts.flatten()[choices])
+    products = _products(rows, weight, scales, routing.experts.flatten()[choices])
     gate, up = products.chunk(2, dim=1)
     if shape.activation == "silu":
         want = functional.silu(gate) * up
@@ -233,32 +254,41 @@ def _run_linears(dtype: torch.dtype, shape: LinearShape, device: torch.device) -
     generator = seeded(shape.width)
     routing = shape.routing(generator)
     x = random(generator, len(routing.choices), shape.depth).to(device, dtype)
-    weight = _weights(generator, routing, (shape.width, shape.depth), dtype, device)
+    weight, scales = _weights(generator, routing, (shape.width, shape.depth), dtype, shape)
     out = poisoned(len(routing.choices), shape.width, dtype=dtype, device=device)
-    expert_linears(x, weight, _on(routing, device), out)
+    on_device = weight.to(device), None if scales is None else scales.to(device)
+    expert_linears(x, on_device[0], _on(routing, device), out, scales=on_device[1])
     choices = routing.choices.long()
     want = torch.empty(out.shape, dtype=torch.double)
-    want[choices] = _products(x.double().cpu(), weight, routing.experts.flatten()[choices])
+    experts = routing.experts.flatten()[choices]
+    want[choices] = _products(x.double().cpu(), weight, scales, experts)
     return excess(out, want, 2 * rounding(dtype, device))
 
 
 def _weights(
     generator: torch.Generator,
     routing: Routing,
-    shape: tuple[int, int],
+    size: tuple[int, int],
     dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    """NaN for experts without rows: they are not read."""
-    weight: Tensor = random(generator, len(routing.ends), *shape) * shape[1] ** -0.5
-    counts = routing.ends.diff(prepend=routing.ends.new_zeros(1))
-    weight[counts == 0] = torch.nan
-    return weight.to(device, dtype)
+    shape: LinearShape,
+) -> tuple[Tensor, Tensor | None]:
+    """With their scales, on the CPU; NaN for experts without rows: they are not read."""
+    weight: Tensor = random(generator, len(routing.ends), *size) * size[1] ** -0.5
+    unread = routing.ends.diff(prepend=routing.ends.new_zeros(1)) == 0
+    if not shape.has_scales:
+        weight[unread] = torch.nan
+        return weight.to(dtype), None
+    weight *= 10.0 ** torch.linspace(-2, 2, size[0])[:, None]
+    numbers, scales = quantize_rows(weight)
+    scales[unread] = torch.nan
+    numbers.view(torch.uint8)[unread] = 0x7F  # NaN
+    return numbers, scales.squeeze(-1)
 
 
-def _products(rows: Tensor, weight: Tensor, experts: Tensor) -> Tensor:
+def _products(rows: Tensor, weight: Tensor, scales: Tensor | None, experts: Tensor) -> Tensor:
     """float64, each row times the weights of its expert."""
-    return torch.einsum("rk,rnk->rn", rows, weight.double().cpu()[experts.long()])
+    numbers = weight.double() if scales is None else weight.double() * scales.double()[..., None]
+    return torch.einsum("rk,rnk->rn", rows, numbers[experts.long()])
 
 
 # Sums
@@ -268,7 +298,8 @@ def _combine_cases(dtype: torch.dtype) -> Iterator[Case]:
     for num_chosen, width, has_shared in ((1, 64, True), (2, 1100, False), (8, 96, True)):
         words = f"{num_chosen} results of width {width}" + " and a shared one" * has_shared
         run = partial(_run_combine, dtype, num_chosen, width, has_shared=has_shared)
-        yield Case(kernel="combine", dtype=dtype, shape=words, run=run)
+        sizes = {"width": width, "results of a row": num_chosen + has_shared}
+        yield Case(kernel="combine", dtype=dtype, shape=words, sizes=sizes, run=run)
 
 
 def _run_combine(

@@ -35,7 +35,7 @@ def flashinfer_cases() -> Iterator[Case]:
         for shape in _shapes():
             run = partial(run_flashinfer, dtype, shape)
             words = f"{shape.words}, window {shape.window}, soft-cap {shape.softcap}"
-            yield Case(kernel=KERNEL, dtype=dtype, shape=words, run=run)
+            yield Case(kernel=KERNEL, dtype=dtype, shape=words, sizes=shape.sizes, run=run)
 
 
 def _shapes() -> tuple[AttentionShape, ...]:

@@ -49,11 +49,12 @@ def _norm_cases(dtype: torch.dtype) -> Iterator[Case]:
         words = f"width {width}" + ", residual fp32" * has_own_residual
         words += ", + delta" * delta + f", weight + {offset:g}" * bool(offset)
         run = partial(_run_norm, dtype, residual_dtype, width, has_delta=delta, offset=offset)
-        yield Case(kernel="rms_norm", dtype=dtype, shape=words, run=run)
+        yield Case(kernel="rms_norm", dtype=dtype, shape=words, sizes={"width": width}, run=run)
     yield Case(
         kernel="rms_norm",
         dtype=dtype,
         shape="width 256, in place, rows apart",
+        sizes={"width": 256},
         run=partial(_run_norm_in_place, dtype),
     )
 
@@ -110,6 +111,7 @@ def _activation_cases(dtype: torch.dtype) -> Iterator[Case]:
                     kernel="gated_product" if is_gated else "activate",
                     dtype=dtype,
                     shape=f"{name}, width {width}",
+                    sizes={"width": width},
                     run=partial(_run_activation, dtype, name, width, is_gated=is_gated),
                 )
 
@@ -165,6 +167,14 @@ class RopeShape:
     offset: float = 0.0
 
     @property
+    def sizes(self) -> dict[str, int]:
+        return {
+            "head size": self.head_dim,
+            "block": self.tokens_per_block,
+            "turned": self.rotary_dim,
+        }
+
+    @property
     def words(self) -> str:
         norm = f", norm of {self.norm}" if self.norm != "none" else ""
         return (
@@ -189,7 +199,9 @@ ROPE_SHAPES = (
 def _rope_cases(dtype: torch.dtype) -> Iterator[Case]:
     for shape in ROPE_SHAPES:
         run = partial(_run_rope, dtype, shape)
-        yield Case(kernel="rope_and_write", dtype=dtype, shape=shape.words, run=run)
+        yield Case(
+            kernel="rope_and_write", dtype=dtype, shape=shape.words, sizes=shape.sizes, run=run
+        )
 
 
 def _run_rope(dtype: torch.dtype, shape: RopeShape, device: torch.device) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -71,15 +71,21 @@ SHAPES = (
 )
 
 
+FEW = 6
+"""Ids of the vocabulary in which masks and rows that are left are looked at."""
+
+
 def sampling_cases() -> Iterator[Case]:
     for shape in SHAPES:
         words = f"{len(shape.rules)} rows of {shape.vocab_size}, {shape.words}"
-        run = partial(_run, shape)
-        yield Case(kernel="edit_logits + sample", dtype=torch.float32, shape=words, run=run)
-    words = "masks that leave nothing"
-    yield Case(kernel="edit_logits", dtype=torch.float32, shape=words, run=_run_masks)
-    words = "rows that are left"
-    yield Case(kernel="edit_logits + sample", dtype=torch.float32, shape=words, run=_run_left)
+        yield _case("edit_logits + sample", words, shape.vocab_size, partial(_run, shape))
+    yield _case("edit_logits", "masks that leave nothing", FEW, _run_masks)
+    yield _case("edit_logits + sample", "rows that are left", FEW, _run_left)
+
+
+def _case(kernel: str, words: str, vocab_size: int, run: Callable[[torch.device], float]) -> Case:
+    sizes = {"vocabulary": vocab_size}
+    return Case(kernel=kernel, dtype=torch.float32, shape=words, sizes=sizes, run=run)
 
 
 def _run(shape: SampledShape, device: torch.device) -> float:
@@ -170,15 +176,15 @@ def _inputs(requests: list[LlmRequest], vocab_size: int, room: SamplingRoom) -> 
 def _run_masks(device: torch.device) -> float:
     """All that is not -infinity is masked in the first row, all but one id in the second."""
     room = SamplingRoom(num_slots=2, num_listed=40)
-    words = tuple((i,) for i in range(0, 6, 2))
+    words = tuple((i,) for i in range(0, FEW, 2))
     requests = [make_request(i, bad_words=words) for i in range(2)]
-    logits = torch.full((2, 6), -torch.inf, device=device)
+    logits = torch.full((2, FEW), -torch.inf, device=device)
     logits[:, ::2] = torch.tensor([1.0, 5.0, 3.0])
     logits[1, 3] = -40.0
     want = logits.clone()
     want[1, ::2] = -torch.inf
-    counts = torch.zeros(2, 6, dtype=torch.int32, device=device)
-    edit_logits(logits, _rows(_inputs(requests, 6, room), counts, room))
+    counts = torch.zeros(2, FEW, dtype=torch.int32, device=device)
+    edit_logits(logits, _rows(_inputs(requests, FEW, room), counts, room))
     return exact(logits, want)
 
 
@@ -189,15 +195,15 @@ def _run_left(device: torch.device) -> float:
         "temperature": 1.0, "presence_penalty": 1.0, "bad_words": ((3,),), "logit_bias": {2: 1.0},
     }  # fmt: skip
     requests = [make_request(i, prompt=(1, 1, 4), **rules) for i in range(2)]
-    logits = torch.zeros(2, 6, device=device)
-    counts = torch.full((2, 6), 5, dtype=torch.int32, device=device)
+    logits = torch.zeros(2, FEW, device=device)
+    counts = torch.full((2, FEW), 5, dtype=torch.int32, device=device)
     is_left = torch.tensor([1, 0], dtype=torch.int32, device=device)
-    rows = _rows(_inputs(requests, 6, room), counts, room).with_left(is_left)
+    rows = _rows(_inputs(requests, FEW, room), counts, room).with_left(is_left)
     edit_logits(logits, rows)
     ids = torch.full((2,), -9, dtype=torch.int32, device=device)
     log_probs = poisoned(2, dtype=torch.float32, device=device)
     sample(logits, rows, ids, log_probs)
-    edited = torch.tensor([[0.0] * 6, [0.0, -1.0, 1.0, -torch.inf, -1.0, 0.0]])
+    edited = torch.tensor([[0.0] * FEW, [0.0, -1.0, 1.0, -torch.inf, -1.0, 0.0]])
     counted = torch.tensor([[0, 2, 0, 0, 1, 0]] * 2, dtype=torch.int32)
     is_answered = torch.tensor([False, True])
     return max(

@@ -28,12 +28,19 @@ def storage_cases() -> Iterator[Case]:
                 ("gather_blocks", _run_gather),
                 ("scatter_blocks", _run_scatter),
             ):
-                yield Case(kernel=kernel, dtype=dtype, shape=words, run=partial(run, dtype, shape))
+                yield Case(
+                    kernel=kernel,
+                    dtype=dtype,
+                    shape=words,
+                    sizes={"head size": head_dim, "block": tokens},
+                    run=partial(run, dtype, shape),
+                )
         for vocab_size in (1, 4096, 4099, 49152):
             yield Case(
                 kernel="likeliest",
                 dtype=dtype,
                 shape=f"vocabulary of {vocab_size}",
+                sizes={"vocabulary": vocab_size},
                 run=partial(_run_likeliest, dtype, vocab_size),
             )
 

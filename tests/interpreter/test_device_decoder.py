@@ -16,6 +16,8 @@ from inflight.api.config import InflightConfig  # noqa: E402
 from inflight.model.device.kernel_ops import KernelOps  # noqa: E402
 from inflight.model.device.load import load_device_runner  # noqa: E402
 from inflight.model.device.plain_runtime import PlainRuntime  # noqa: E402
+from inflight.model.device.proof import prove_kernels  # noqa: E402
+from inflight.model.probe_course import THOROUGH  # noqa: E402
 from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_config  # noqa: E402
 from tests.numeric.decoder_cases import (  # noqa: E402
     TOKENS_PER_BLOCK,
@@ -52,6 +54,26 @@ def test_packed_equals_plain(model_type: str, tmp_path: Path) -> None:
     sequences = [random_sequences()[0][:24], random_sequences()[1]]
     got = packed_logits(runner, sequences, fill, prompt_lengths=(19, 13))
     assert np.abs(got - plain_logits(directory, sequences)).max() <= TOLERANCE
+
+
+def test_kernels_pass_the_proof_of_a_built_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows and iterations as prove the kernels of a CPU; other tiny models have too few
+    positions for them."""
+    proofs: list[float] = []
+
+    def note(*arguments: Any) -> float:
+        proofs.append(prove_kernels(*arguments))
+        return proofs[-1]
+
+    monkeypatch.setattr("inflight.model.device.load.prove_kernels", note)
+    model = tiny_config("llama", num_hidden_layers=1, max_position_embeddings=THOROUGH.max_seq_len)
+    config = InflightConfig(dtype="fp32", max_num_tokens=64, attention_backend="triton")
+    load_device_runner(
+        save_tiny_checkpoint(tmp_path, model), config, PlainRuntime(torch.device("cpu"))
+    )
+    assert len(proofs) == 1 and 0 < proofs[0] < TOLERANCE
 
 
 def test_blocks_are_copied_and_come_back_as_they_were(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from inflight.kernels.launch import default_launches  # noqa: E402
 from inflight.model.device.kernel_ops import KernelOps  # noqa: E402
+from inflight.model.device.linears import quantize_rows  # noqa: E402
 from inflight.model.device.ops import DeviceOps, ExpertTensors  # noqa: E402
 from inflight.model.device.torch_ops import TorchOps  # noqa: E402
 from inflight.model.fused.families import decoder_spec  # noqa: E402
@@ -50,7 +51,9 @@ class Layer:
         return ops.mixed(self.x[rows], self.logits[rows], self.tensors, self.spec, shared)
 
 
-def layer(num_rows: int, num_chosen: int, *, of_chosen: bool, has_shared: bool) -> Layer:
+def layer(
+    num_rows: int, num_chosen: int, *, of_chosen: bool, has_shared: bool, is_fp8: bool = False
+) -> Layer:
     generator = torch.Generator().manual_seed(3)
 
     def random(*shape: int) -> Tensor:
@@ -63,9 +66,10 @@ def layer(num_rows: int, num_chosen: int, *, of_chosen: bool, has_shared: bool) 
             mlp=MlpSpec(intermediate_size=INNER, activation="silu"),
             is_softmax_of_chosen=of_chosen,
         ),
-        tensors=ExpertTensors(
-            gate_ups=0.2 * random(NUM_EXPERTS, 2 * INNER, WIDTH),
-            downs=0.2 * random(NUM_EXPERTS, WIDTH, INNER),
+        tensors=_tensors(
+            0.2 * random(NUM_EXPERTS, 2 * INNER, WIDTH),
+            0.2 * random(NUM_EXPERTS, WIDTH, INNER),
+            is_fp8=is_fp8,
         ),
         x=random(num_rows, WIDTH),
         logits=3 * random(num_rows, NUM_EXPERTS + has_shared),
@@ -73,13 +77,27 @@ def layer(num_rows: int, num_chosen: int, *, of_chosen: bool, has_shared: bool) 
     )
 
 
+def _tensors(gate_ups: Tensor, downs: Tensor, *, is_fp8: bool) -> ExpertTensors:
+    if not is_fp8:
+        return ExpertTensors(gate_ups=gate_ups, downs=downs)
+    gate_ups, gate_up_scales = quantize_rows(gate_ups)
+    downs, down_scales = quantize_rows(downs)
+    return ExpertTensors(
+        gate_ups=gate_ups,
+        downs=downs,
+        gate_up_scales=gate_up_scales.squeeze(-1),
+        down_scales=down_scales.squeeze(-1),
+    )
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("has_shared", [False, True])
 @pytest.mark.parametrize("of_chosen", [False, True])
 @pytest.mark.parametrize(("num_rows", "num_chosen"), [(0, 2), (1, 2), (13, 3), (100, 2)])
 def test_kernels_and_torch_agree(
-    num_rows: int, num_chosen: int, of_chosen: bool, has_shared: bool
+    num_rows: int, num_chosen: int, of_chosen: bool, has_shared: bool, is_fp8: bool
 ) -> None:
-    some = layer(num_rows, num_chosen, of_chosen=of_chosen, has_shared=has_shared)
+    some = layer(num_rows, num_chosen, of_chosen=of_chosen, has_shared=has_shared, is_fp8=is_fp8)
     got, want = some.mixed(kernel_ops()), some.mixed(TorchOps())
     assert got.shape == (num_rows, WIDTH)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)

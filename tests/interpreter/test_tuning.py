@@ -182,6 +182,14 @@ def test_what_tuning_would_not_write_is_not_read(tmp_path: Path, entry: object) 
     assert launches_for(file, SHAPE, CPU) == default_launches(16, torch.float32)
 
 
+def test_another_card_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = iter(("card A", "card B"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: next(cards))
+    first, second = (tuning.key(SHAPE, torch.device("cuda")) for _ in range(2))
+    assert first != second and "card A" in first and "card B" in second
+    assert ", cpu: " in tuning.key(SHAPE, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
 def test_a_broken_file_has_measured_nothing(tmp_path: Path, text: str) -> None:
     file = tmp_path / "launches.json"

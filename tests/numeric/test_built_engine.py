@@ -22,7 +22,7 @@ from inflight.engine_files.store import EngineStore
 from inflight.errors import CheckpointError
 from inflight.model import factory
 from inflight.model.factory import load_runner
-from inflight.model.fused import build
+from inflight.model.fused import build, built
 from inflight.model.fused.built import BuiltDecoder, find_engine, prove
 from inflight.model.fused.load import build_fused_runner
 from inflight.model.fused.runner import FusedRunner
@@ -99,9 +99,9 @@ def test_the_same_bits_as_packed_afresh(
 ) -> None:
     directory = tiny_checkpoint(tmp_path / "model", model_type)
     wanted = build_fused_runner(directory, config(cache, dtype=dtype), native_library())
-    built = load(directory, config(cache, dtype=dtype))
+    first = load(directory, config(cache, dtype=dtype))
     again = load(directory, config(cache, dtype=dtype))
-    for runner in (built, again):
+    for runner in (first, again):
         assert runner.decoder.spec == wanted.decoder.spec
         assert_same_bits(runner.decoder.weights, wanted.decoder.weights)
 
@@ -185,6 +185,27 @@ def test_a_model_that_fails_its_proof_is_not_kept(
         load(llama, config(tmp_path))
     engines = tmp_path / "engines"
     assert [path.suffix for path in engines.iterdir()] == [".lock"]
+
+
+def test_every_load_is_proved_once(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load that builds, one that finds the engine, and one that waited for another builder."""
+    proofs: list[BuiltDecoder] = []
+    really_compute = built.course_logits
+
+    def note(engine: BuiltDecoder, *arguments: Any) -> Tensor:
+        proofs.append(engine)
+        return really_compute(engine, *arguments)
+
+    monkeypatch.setattr(built, "course_logits", note)
+    first = load(llama, config(tmp_path))
+    assert len(proofs) == 1 and proofs[0].weights is first.decoder.weights
+    load(llama, config(tmp_path))
+    assert len(proofs) == 2
+    monkeypatch.setattr(factory, "find_engine", lambda *_: None)
+    load(llama, config(tmp_path))
+    assert len(proofs) == 3
 
 
 def test_limits_are_recorded_and_widened(

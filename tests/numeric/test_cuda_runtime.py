@@ -161,6 +161,25 @@ def test_free_memory_counts_what_torch_keeps_in_reserve(
     assert cuda.done[-1] == "empty cache"
 
 
+def test_what_comes_to_the_host_is_pinned_and_waited_for_on_its_stream_alone(
+    cuda: FakeCuda, runtime: CudaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_empty = torch.empty
+
+    def empty(*size: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+        cuda.note(f"{'pinned' if pin_memory else 'pageable'} memory")
+        return really_empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    assert runtime.pinned(5, torch.int32).shape == (5,)
+    with runtime.computing():
+        found = runtime.to_host(torch.arange(3))
+    assert found.tolist() == [0, 1, 2]
+    assert cuda.done == ["pinned memory", "pinned memory", "wait for stream"]
+    runtime.check()
+    assert cuda.done[-1] == "wait for device"
+
+
 def test_memory_is_pinned_as_long_as_it_lives(cuda: FakeCuda, runtime: CudaRuntime) -> None:
     buffer = torch.zeros(8)
     assert runtime.register(buffer)

@@ -114,7 +114,6 @@ def test_kernels_that_cannot_be_compiled_are_said_in_words(
 @pytest.mark.parametrize(
     ("model_type", "dtype", "why"),
     [
-        ("mixtral", "fp8", "dtype fp8 is not computed for experts"),
         ("llama", "int8", "dtype int8 is computed on a CPU only"),
         ("gpt2", "fp8", "the fused runner does not know gpt2"),
     ],

@@ -23,9 +23,15 @@ from inflight.model.device.torch_ops import TorchOps
 from inflight.model.factory import load_runner
 from inflight.model.fused.load import read_spec
 from inflight.model.packed_model import PackedModel
+from inflight.model.probe_course import THOROUGH
 from inflight.model.runner import ModelRunner, PackedInputs
 from inflight.model.torch_attention import TorchAttention
-from tests.fakes.tiny_models import VOCAB_SIZE, tiny_checkpoint
+from tests.fakes.tiny_models import (
+    VOCAB_SIZE,
+    save_tiny_checkpoint,
+    tiny_checkpoint,
+    tiny_config,
+)
 from tests.numeric.device_driver import (
     CPU,
     NUM_BLOCKS,
@@ -222,6 +228,34 @@ def test_kernels_that_compute_something_else_are_not_served(
     monkeypatch.setattr("inflight.model.device.load._make_ops", lambda *arguments: Wrong())
     with pytest.raises(CheckpointError, match="is not served: packed and plain logits differ"):
         tiny_runner(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_kernels_that_compute_one_row_of_many_wrong_are_not_served(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ShortTile:
+        """As a tile would that ends at 32 rows."""
+
+        is_wrong = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(TorchOps(), name)
+
+        def attend(self, *arguments: Any) -> torch.Tensor:
+            attended = TorchOps().attend(*arguments)
+            if self.is_wrong:
+                attended[32:33] = attended[:1]
+            return attended
+
+    monkeypatch.setattr("inflight.model.device.load._make_ops", lambda *arguments: ShortTile())
+    model = tiny_config("llama", max_position_embeddings=THOROUGH.max_seq_len)
+    checkpoint = save_tiny_checkpoint(tmp_path, model)
+    config = InflightConfig(dtype=dtype, max_num_tokens=64, max_seq_len=20)
+    load_device_runner(checkpoint, config, PlainRuntime(CPU))
+    ShortTile.is_wrong = True
+    with pytest.raises(CheckpointError, match="fused is not served: .*logits"):
+        load_device_runner(checkpoint, config, PlainRuntime(CPU))
 
 
 def test_kv_memory_is_what_the_largest_forward_and_the_scratch_block_leave(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,16 @@ from torch import Tensor
 from inflight.api.config import InflightConfig
 from inflight.errors import CheckpointError
 from inflight.model.fused import build, built
-from inflight.model.fused.built import BuiltDecoder, prove
+from inflight.model.fused.built import BuiltDecoder, course_logits, prove, torch_logits
 from inflight.model.fused.forward import FusedDecoder
+from inflight.model.loading import load_model
 from inflight.model.probe import TOLERANCE, check_rows, check_typical
 from inflight.model.probe_course import SHORT, THOROUGH, Course
 from inflight.model.runner import PackedInputs
-from inflight.native.packed import PackedLinear
-from tests.fakes.tiny_models import tiny_checkpoint
+from inflight.native import linear
+from inflight.native.packed import PackedLinear, WeightKind
+from inflight.native.quantize import quantize
+from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_checkpoint, tiny_config
 from tests.numeric.native_library import native_library
 
 pytestmark = pytest.mark.numeric
@@ -147,6 +152,42 @@ def test_experts_do_not_hide_it(
         prove(engine, dtype, native_library(), 32)
 
 
+def test_what_int4_makes_of_a_model_is_refused_where_rounding_alone_destroys_it(
+    tmp_path: Path,
+) -> None:
+    """Scores of random weights that nothing divides, as transformers' default for Granite has it:
+    transformers' own fp32 forward is as far off once its weights are rounded."""
+    by_multiplier = {1.0: True, 1 / 16: False}
+    for multiplier, is_destroyed in by_multiplier.items():
+        folder = tmp_path / f"{multiplier}"
+        model = tiny_config("granite", attention_multiplier=multiplier, embedding_multiplier=1.0)
+        model.residual_multiplier = 1.0
+        directory = save_tiny_checkpoint(folder, model)
+        exact, rounded = (plain_logits_of(directory, kind) for kind in (None, "q4_1"))
+        config = InflightConfig(dtype="int4", cache_dir=str(tmp_path / "cache"), max_seq_len=64)
+        if is_destroyed:
+            with pytest.raises(CheckpointError, match="packed and plain logits differ by"):
+                check_typical(rounded, exact, "granite", "int4")
+            with pytest.raises(CheckpointError, match="packed and plain logits differ by"):
+                build.build_engine(directory, config, native_library(), lambda *_: None)
+        else:
+            check_typical(rounded, exact, "granite", "int4")
+            build.build_engine(directory, config, native_library(), lambda *_: None)
+
+
+def plain_logits_of(directory: Path, kind: WeightKind | None) -> Tensor:
+    """Of the course by transformers in fp32, with linears that were rounded to ``kind``."""
+    model = load_model(directory, dtype=torch.float32, device=torch.device("cpu"))
+    model.set_attn_implementation("eager")
+    for module in model.modules():
+        if kind is not None and isinstance(module, torch.nn.Linear):
+            rounded = quantize(module.weight, kind).dequantize()
+            module.weight.data = rounded[:, : module.in_features].contiguous()
+    token_ids = THOROUGH.token_ids(model.config.vocab_size)
+    with torch.inference_mode():
+        return THOROUGH.plain_logits(lambda ids: model(input_ids=ids).logits, token_ids)
+
+
 def test_the_proof_is_the_same_every_time(engine_of: Any) -> None:
     found = {prove(engine_of("int4"), "int4", native_library(), 32) for _ in range(3)}
     assert len(found) == 1
@@ -155,6 +196,32 @@ def test_the_proof_is_the_same_every_time(engine_of: Any) -> None:
 def test_torch_passes_the_same_proof(engine_of: Any) -> None:
     for dtype in DTYPES:
         assert prove(engine_of(dtype), dtype, None, 24) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2_moe"])
+def test_the_reference_unpacks_a_part_of_one_linear_at_a_time(
+    engine_of: Any, monkeypatch: pytest.MonkeyPatch, model_type: str
+) -> None:
+    engine = engine_of("fp32", model_type)
+    unpacked: list[weakref.ref[Tensor]] = []
+    places: list[int] = []
+    really_unpack = PackedLinear.unpack
+
+    def unpack(packed: PackedLinear) -> Tensor:
+        assert not any(made() is not None for made in unpacked), "another one is still there"
+        rows = really_unpack(packed)
+        assert packed.n <= 64
+        unpacked.append(weakref.ref(rows))
+        places.append(packed.data.data_ptr())
+        return rows
+
+    monkeypatch.setattr(PackedLinear, "unpack", unpack)
+    monkeypatch.setattr(linear, "PIECE_COLUMNS", 64)
+    logits = torch_logits(engine, 16)
+    monkeypatch.undo()
+    assert len(set(places)) == len(places) > 9, "each of them once"
+    torch.testing.assert_close(logits, course_logits(engine, None, 16), rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits, engine.proof.packed, rtol=0, atol=1e-4)
 
 
 def rows_of(deviations: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -200,6 +267,10 @@ def test_a_course_computes_every_token_once(course: Course) -> None:
         return torch.from_numpy(inputs.token_ids.copy())[:, None]
 
     logits = course.packed_logits(forward, 16, token_ids)
+    packed_computed, packed_sizes = computed[:], sizes[:]
+    whole = course.whole_logits(forward, 16, token_ids)
+    assert torch.equal(whole, logits) and sizes[len(packed_sizes) :] == [(course.num_tokens, 0)]
+    computed, sizes = packed_computed, packed_sizes
     assert sorted(computed) == sorted(token_ids.tolist())
     assert course.max_num_tokens == max(map(sum, sizes))
     plain = course.plain_logits(lambda ids: ids[..., None].float(), token_ids)

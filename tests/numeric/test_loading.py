@@ -14,12 +14,14 @@ from safetensors.torch import load_file, save_file
 from inflight.api.config import InflightConfig
 from inflight.errors import CheckpointError
 from inflight.model import factory
+from inflight.model.architectures import PROVED
 from inflight.model.attention import AttentionRules
 from inflight.model.dtypes import DTYPES, choose_dtype
 from inflight.model.factory import load_runner
 from inflight.model.loading import load_model
 from inflight.model.packed_model import PackedModel
 from inflight.model.probe import probe
+from inflight.model.probe_course import SHORT, THOROUGH
 from inflight.model.torch_attention import TorchAttention
 from tests.fakes.tiny_models import save_tiny_checkpoint, tiny_checkpoint, tiny_config
 
@@ -165,15 +167,56 @@ class ForgetfulAttention(TorchAttention):
         super().begin_iteration(inputs)
 
 
+class ShortTile(TorchAttention):
+    """A backend with a fault that only many rows show: the one behind the 32nd is the first's."""
+
+    def attend(self, *arguments: Any) -> torch.Tensor:
+        attended = super().attend(*arguments)
+        attended[32:33] = attended[:1]
+        return attended
+
+
+def tiny_packed(
+    directory: Path, dtype: torch.dtype, num_positions: int, model_type: str = "llama"
+) -> PackedModel:
+    config = tiny_config(model_type, max_position_embeddings=num_positions)
+    save_tiny_checkpoint(directory, config)
+    return PackedModel(load_model(directory, dtype=dtype, device=CPU))
+
+
+@pytest.mark.parametrize("num_positions", [SHORT.max_seq_len, THOROUGH.max_seq_len])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fault", [ScaledAttention, ForgetfulAttention])
 def test_the_probe_finds_wrong_attention(
-    fault: type[TorchAttention], dtype: torch.dtype, tmp_path: Path
+    fault: type[TorchAttention], dtype: torch.dtype, num_positions: int, tmp_path: Path
 ) -> None:
-    model = PackedModel(load_model(tiny_checkpoint(tmp_path), dtype=dtype, device=CPU))
+    model = tiny_packed(tmp_path, dtype, num_positions)
     probe(model, TorchAttention(dtype, CPU))
     with pytest.raises(CheckpointError, match="architecture llama .*packed and plain logits"):
         probe(model, fault(dtype, CPU))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_wrong_row_among_many_is_found(dtype: torch.dtype, tmp_path: Path) -> None:
+    probe(tiny_packed(tmp_path / "few", dtype, SHORT.max_seq_len), ShortTile(dtype, CPU))
+    model = tiny_packed(tmp_path / "many", dtype, THOROUGH.max_seq_len)
+    with pytest.raises(CheckpointError, match="architecture llama is not served: .*logits"):
+        probe(model, ShortTile(dtype, CPU))
+
+
+@pytest.mark.parametrize("model_type", sorted(PROVED))
+def test_what_is_proved_passes_the_thorough_probe_in_bf16(model_type: str, tmp_path: Path) -> None:
+    dtype = torch.bfloat16
+    model = tiny_packed(tmp_path, dtype, THOROUGH.max_seq_len, model_type)
+    probe(model, TorchAttention(dtype, CPU))
+
+
+def test_experts_are_told_from_what_the_classes_are_made_of(tmp_path: Path) -> None:
+    found = {
+        name: tiny_packed(tmp_path / name, torch.float32, 16, name).has_experts
+        for name in ("llama", "gpt2", "mixtral", "qwen2_moe", "olmoe", "gpt_oss", "deepseek_v3")
+    }
+    assert [name for name, has in found.items() if not has] == ["llama", "gpt2"]
 
 
 def test_the_probe_finds_layers_that_see_more_than_the_interface_says(tmp_path: Path) -> None:

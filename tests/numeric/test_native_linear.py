@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inflight.native import linear
 from inflight.native.library import Isa, NativeLibrary, load_native
 from inflight.native.linear import Activation, LinearOps, NativeLinear, TorchLinear
 from inflight.native.packed import (
@@ -336,3 +337,33 @@ def test_torch_computes_the_same(ops: NativeLinear, kind: WeightKind) -> None:
 
     for ours, theirs in zip(results_of(ops), results_of(TorchLinear()), strict=True):
         assert relative_error(ours, theirs.double()) < (1e-6 if kind == "f32" else 1.5e-2)
+
+
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
+def test_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, kind: WeightKind) -> None:
+    """Of 70 columns and two pieces, the second of them narrow; with biases, and of both halves."""
+    weight, bias = random_of(70, 96, seed=5) / 10, random_of(70, 1, seed=7)[:, 0]
+    plain = pack_linear(weight, bias, kind)
+    both = pack_gate_up(weight, random_of(70, 96, seed=6) / 10, kind, (bias, 2 * bias))
+    for packed in (plain, both):
+        pieces = list(packed.pieces(64))
+        assert [piece.n for piece in pieces] == [64, 6]
+        assert pieces[0].data.data_ptr() == packed.data.data_ptr(), "no copy"
+        num_halves = 2 if packed.is_gate_up else 1
+        for whole, parts in (
+            (packed.unpack(), [piece.unpack() for piece in pieces]),
+            (packed.unpack_bias(), [piece.unpack_bias() for piece in pieces]),
+        ):
+            assert whole is not None
+            halves = [part.chunk(num_halves) for part in parts if part is not None]
+            again = torch.cat([of[half] for half in range(num_halves) for of in halves])
+            assert torch.equal(again, whole)
+    monkeypatch.setattr(linear, "PIECE_COLUMNS", 64)
+    x, ours, theirs = random_of(5, 96), torch.empty(5, 70), torch.empty(5, 70)
+    keeping, forgetting = TorchLinear(), TorchLinear(keeps_unpacked=False)
+    keeping(x, plain, theirs)
+    forgetting(x, plain, ours)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    keeping.gate_up(x, both, theirs, "silu")
+    forgetting.gate_up(x, both, ours, "silu")
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

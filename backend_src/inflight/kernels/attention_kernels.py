@@ -1,13 +1,9 @@
-"""The kernels of attention.py: a tile of rows against a span of keys, and the sum over spans.
-
-Softmax is computed online with powers of two: a running maximum of the scores (times log2 e), the
-sum of the weights, and the weighted sum of the values.
-"""
+"""The kernels of attention.py: a tile of rows against a span of keys, and the sum over spans."""
 
 from __future__ import annotations
 
+from inflight.kernels.attention_softmax import add_span, sums_before_keys
 from inflight.kernels.attention_spans import first_row_of, keys_of, keys_per_split, share_of
-from inflight.kernels.functions import tanh
 from inflight.kernels.language import jit, tl
 
 _VARYING = (
@@ -18,41 +14,20 @@ _VARYING = (
 
 @jit(_VARYING)
 def attend_tile(
-    out_ptr: tl.tensor,
-    sums_ptr: tl.tensor,
-    stats_ptr: tl.tensor,
-    query_ptr: tl.tensor,
-    cache_ptr: tl.tensor,
-    starts_ptr: tl.tensor,
-    lengths_ptr: tl.tensor,
-    tables_ptr: tl.tensor,
-    sinks_ptr: tl.tensor,
-    first_sequence: tl.tensor,
-    num_sequences: tl.tensor,
-    num_splits: tl.tensor,
-    table_stride: tl.tensor,
-    out_stride: tl.tensor,
-    query_stride: tl.tensor,
-    value_offset: tl.tensor,
-    block_stride: tl.tensor,
-    window: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr,
-    TOKENS_PER_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    IS_GENERATION: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+    out_ptr: tl.tensor, sums_ptr: tl.tensor, stats_ptr: tl.tensor,
+    query_ptr: tl.tensor, cache_ptr: tl.tensor,
+    starts_ptr: tl.tensor, lengths_ptr: tl.tensor, tables_ptr: tl.tensor, sinks_ptr: tl.tensor,
+    first_sequence: tl.tensor, num_sequences: tl.tensor, num_splits: tl.tensor,
+    table_stride: tl.tensor, out_stride: tl.tensor, query_stride: tl.tensor,
+    value_offset: tl.tensor, block_stride: tl.tensor,
+    window: tl.tensor, scale: tl.tensor, softcap: tl.tensor,
+    NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_BLOCK: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    IS_GENERATION: tl.constexpr, IS_SPLIT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     DOT_IN_FP32: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     """Grid: (tiles, num_kv_heads, num_splits). A tile has ROWS / GROUP_BLOCK tokens of one sequence
     with the GROUP query heads that read one KV head; a generation is one tile.
 
@@ -60,9 +35,7 @@ def attend_tile(
     ``sums`` fp32[tiles, NUM_HEADS, num_splits, HEAD_DIM] and ``stats`` fp32[.., 2].
     """
     TOKENS: tl.constexpr = ROWS // GROUP_BLOCK
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence, first_token = first_row_of(
         tile, starts_ptr, first_sequence, num_sequences, TOKENS, IS_GENERATION
     )
@@ -77,174 +50,103 @@ def attend_tile(
         begin, end = share_of(split, begin, end, num_splits, KEYS)
         if begin >= end:
             return
-
-    rows = tl.arange(0, ROWS)
-    tokens = first_token + rows // GROUP_BLOCK
-    members = rows % GROUP_BLOCK
-    heads = kv_head * GROUP + members
-    dims = tl.arange(0, HEAD_BLOCK)
-    is_row = (tokens < num_tokens) & (members < GROUP)
-    is_in = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    row_ids = (start + tokens).to(tl.int64)
-    query_ptrs = query_ptr + (row_ids * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
-    query = tl.load(query_ptrs, mask=is_in, other=0.0)
-    if DOT_IN_FP32:
-        query = query.to(tl.float32)
-
-    largest, total = _sums_before_keys(sinks_ptr, heads, is_row, split, ROWS, HAS_SINKS)
-    summed = tl.zeros([ROWS, HEAD_BLOCK], tl.float32)
-    largest, total, summed = _add_span(
-        largest, total, summed, query, first_position + rows // GROUP_BLOCK, first_position,
-        begin, end, cache_ptr + kv_head * TOKENS_PER_BLOCK * HEAD_DIM,
-        tables_ptr + sequence.to(tl.int64) * table_stride,
-        value_offset, block_stride, window, scale, softcap,
+    places, heads, is_member = _tile_rows(kv_head, ROWS, GROUP, GROUP_BLOCK)
+    is_row = (first_token + places < num_tokens) & is_member
+    rows = (start + first_token + places, heads, is_row)
+    query = _load_rows(query_ptr, rows, query_stride, HEAD_DIM, HEAD_BLOCK, DOT_IN_FP32)
+    largest, total = sums_before_keys(sinks_ptr, heads, is_row, split, ROWS, HAS_SINKS)
+    head_ptr = cache_ptr + kv_head * TOKENS_PER_BLOCK * HEAD_DIM
+    table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
+    largest, total, summed = add_span(
+        (largest, total, tl.zeros([ROWS, HEAD_BLOCK], tl.float32)), query,
+        first_position + places, (first_position, begin, end),
+        (head_ptr, table_ptr, value_offset, block_stride), (window, scale, softcap),
         HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, HAS_WINDOW, HAS_SOFTCAP, DOT_IN_FP32,
     )  # fmt: skip
-
     if IS_SPLIT:
         place = (tile.to(tl.int64) * NUM_HEADS + heads) * num_splits + split
-        tl.store(sums_ptr + place[:, None] * HEAD_DIM + dims[None, :], summed, mask=is_in)
-        tl.store(stats_ptr + place * 2, largest, mask=is_row)
-        tl.store(stats_ptr + place * 2 + 1, total, mask=is_row)
+        sums = (largest, total, summed)
+        _leave_sums(sums_ptr, stats_ptr, place, is_row, sums, HEAD_DIM, HEAD_BLOCK)
     else:
         result = summed / tl.where(total == 0.0, 1.0, total)[:, None]
-        out_ptrs = out_ptr + (row_ids * out_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
-        tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=is_in)
+        _store_rows(out_ptr, rows, out_stride, result, HEAD_DIM, HEAD_BLOCK)
 
 
 @jit()
-def _sums_before_keys(
-    sinks_ptr: tl.tensor,
-    heads: tl.tensor,
+def _tile_rows(
+    kv_head: tl.tensor, ROWS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr
+) -> tl.tensor:
+    """Of each row of a tile: which of the tile's tokens it is, its query head, and whether there is
+    such a head."""
+    rows = tl.arange(0, ROWS)
+    members = rows % GROUP_BLOCK
+    return rows // GROUP_BLOCK, kv_head * GROUP + members, members < GROUP
+
+
+@jit()
+def _load_rows(
+    ptr: tl.tensor,
+    rows: tl.tuple,
+    stride: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    IN_FP32: tl.constexpr,
+) -> tl.tensor:
+    """[ROWS, HEAD_BLOCK] of ``rows`` (id, head, whether there is such), ``stride`` apart; 0 where
+    there is nothing."""
+    ptrs, is_in = _row_ptrs(ptr, rows, stride, HEAD_DIM, HEAD_BLOCK)
+    x = tl.load(ptrs, mask=is_in, other=0.0)
+    if IN_FP32:
+        x = x.to(tl.float32)
+    return x
+
+
+@jit()
+def _store_rows(
+    ptr: tl.tensor,
+    rows: tl.tuple,
+    stride: tl.tensor,
+    x: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+) -> None:
+    """Where ``_load_rows`` would find it, in the dtype that is there."""
+    ptrs, is_in = _row_ptrs(ptr, rows, stride, HEAD_DIM, HEAD_BLOCK)
+    tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=is_in)
+
+
+@jit()
+def _leave_sums(
+    sums_ptr: tl.tensor,
+    stats_ptr: tl.tensor,
+    place: tl.tensor,
     is_row: tl.tensor,
-    split: tl.tensor,
-    ROWS: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-) -> tl.tensor:
-    """The largest score and the sum of weights, of each row. A sink is a key that adds no value;
-    the first split has seen it."""
-    LOG2E: tl.constexpr = 1.4426950408889634
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    if HAS_SINKS:
-        sinks = tl.load(sinks_ptr + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2E
-        largest = tl.where(split == 0, sinks, largest)
-        total += tl.where(split == 0, 1.0, 0.0)
-    return largest, total
-
-
-@jit()
-def _add_span(
-    largest: tl.tensor,
-    total: tl.tensor,
-    summed: tl.tensor,
-    query: tl.tensor,
-    positions: tl.tensor,
-    first_position: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    head_ptr: tl.tensor,
-    table_ptr: tl.tensor,
-    value_offset: tl.tensor,
-    block_stride: tl.tensor,
-    window: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
+    sums: tl.tuple,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
-    TOKENS_PER_BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    DOT_IN_FP32: tl.constexpr,
-) -> tl.tensor:
-    """The running softmax after the keys from ``begin``, a multiple of KEYS, up to ``end``."""
-    masked = begin
-    if not HAS_WINDOW:
-        # Most keys are seen by every row of the tile, and need no questions asked.
-        masked = tl.minimum(tl.maximum(first_position + 1, begin), end) // KEYS * KEYS
-        for first_key in range(begin, masked, KEYS):
-            largest, total, summed = _add_keys(
-                largest, total, summed, query, positions, first_key, end,
-                head_ptr, table_ptr, value_offset, block_stride, window, scale, softcap,
-                HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, False, HAS_WINDOW, HAS_SOFTCAP,
-                DOT_IN_FP32,
-            )  # fmt: skip
-    for first_key in range(masked, end, KEYS):
-        largest, total, summed = _add_keys(
-            largest, total, summed, query, positions, first_key, end,
-            head_ptr, table_ptr, value_offset, block_stride, window, scale, softcap,
-            HEAD_DIM, HEAD_BLOCK, TOKENS_PER_BLOCK, KEYS, True, HAS_WINDOW, HAS_SOFTCAP,
-            DOT_IN_FP32,
-        )  # fmt: skip
-    return largest, total, summed
-
-
-@jit()
-def _add_keys(
-    largest: tl.tensor,
-    total: tl.tensor,
-    summed: tl.tensor,
-    query: tl.tensor,
-    positions: tl.tensor,
-    first_key: tl.tensor,
-    end: tl.tensor,
-    head_ptr: tl.tensor,
-    table_ptr: tl.tensor,
-    value_offset: tl.tensor,
-    block_stride: tl.tensor,
-    window: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr,
-    TOKENS_PER_BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    DOT_IN_FP32: tl.constexpr,
-) -> tl.tensor:
-    """The running softmax after KEYS more keys; IS_MASKED: not all of them count for all rows."""
-    LOG2E: tl.constexpr = 1.4426950408889634
-    keys = first_key + tl.arange(0, KEYS)
+) -> None:
+    """For ``join_splits``, at the ``place`` of each row."""
+    largest, total, summed = sums
     dims = tl.arange(0, HEAD_BLOCK)
-    is_key = keys < end
-    is_stored = (dims < HEAD_DIM)[None, :]
-    if IS_MASKED:
-        # What is not in the sequence is never read: it may hold NaN, and 0 * NaN is NaN.
-        is_stored = is_stored & is_key[:, None]
-        blocks = tl.load(table_ptr + keys // TOKENS_PER_BLOCK, mask=is_key, other=0)
-    else:
-        blocks = tl.load(table_ptr + keys // TOKENS_PER_BLOCK)
-    blocks = blocks.to(tl.int64)
-    places = blocks * block_stride + keys % TOKENS_PER_BLOCK * HEAD_DIM
-    key_ptrs = head_ptr + places[:, None] + dims[None, :]
-    key = tl.load(key_ptrs, mask=is_stored, other=0.0)
-    if DOT_IN_FP32:
-        key = key.to(tl.float32)
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-    if HAS_SOFTCAP:
-        scores = softcap * LOG2E * tanh(scores * (scale / softcap))
-    else:
-        scores = scores * (scale * LOG2E)
-    if IS_MASKED:
-        is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
-        if HAS_WINDOW:
-            is_seen &= keys[None, :] > positions[:, None] - window
-        scores = tl.where(is_seen, scores, float("-inf"))
-    raised = tl.maximum(largest, tl.max(scores, axis=1))
-    # A row that has seen nothing yet has no largest score to subtract.
-    subtracted = tl.where(raised == float("-inf"), 0.0, raised)
-    weights = tl.exp2(scores - subtracted[:, None])
-    shrink = tl.exp2(largest - subtracted)
-    value = tl.load(key_ptrs + value_offset, mask=is_stored, other=0.0)
-    if DOT_IN_FP32:
-        value = value.to(tl.float32)
-    total = total * shrink + tl.sum(weights, axis=1)
-    summed = summed * shrink[:, None]
-    summed = tl.dot(weights.to(value.dtype), value, summed, input_precision="ieee")
-    return raised, total, summed
+    is_in = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(sums_ptr + place[:, None] * HEAD_DIM + dims[None, :], summed, mask=is_in)
+    tl.store(stats_ptr + place * 2, largest, mask=is_row)
+    tl.store(stats_ptr + place * 2 + 1, total, mask=is_row)
+
+
+@jit()
+def _row_ptrs(
+    ptr: tl.tensor,
+    rows: tl.tuple,
+    stride: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+) -> tl.tensor:
+    row_ids, heads, is_row = rows
+    dims = tl.arange(0, HEAD_BLOCK)
+    offsets = row_ids.to(tl.int64) * stride + heads * HEAD_DIM
+    is_in = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    return ptr + offsets[:, None] + dims[None, :], is_in
 
 
 @jit(_VARYING)

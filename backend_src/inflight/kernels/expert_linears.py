@@ -42,29 +42,53 @@ def _launch_for(num_rows: int, num_experts: int, dtype: torch.dtype) -> _Launch:
 
 
 def expert_gate_ups(
-    x: Tensor, weight: Tensor, routing: Routing, out: Tensor, activation: GateActivation
+    x: Tensor,
+    weight: Tensor,
+    routing: Routing,
+    out: Tensor,
+    activation: GateActivation,
+    *,
+    scales: Tensor | None = None,
 ) -> None:
     """out [T * k, I], a row for each of the experts' rows = activation(x W_gate^T) * (x W_up^T) of
     its token's x [T, H], with the weights of its expert in ``weight`` [E, 2 * I, H], first the rows
-    of the gate. All fp32, fp16 or bf16, and contiguous; sums and activation are fp32."""
+    of the gate. All fp32, fp16 or bf16, and contiguous; sums and activation are fp32.
+
+    ``scales``: fp32[E, 2 * I] of weights in fp8 (e4m3), whose rows are their numbers times their
+    scale: numbers meet x in x's dtype, which holds them exactly, and sums are scaled.
+    """
     assert weight.shape == (routing.num_experts, 2 * out.shape[1], x.shape[1])
     assert len(x) == len(routing.weights)
-    _run(x, weight, routing, out, activation)
+    _run(x, (weight, scales), routing, out, activation)
 
 
-def expert_linears(x: Tensor, weight: Tensor, routing: Routing, out: Tensor) -> None:
+def expert_linears(
+    x: Tensor, weight: Tensor, routing: Routing, out: Tensor, *, scales: Tensor | None = None
+) -> None:
     """out [T * k, N], a row for each choice = x W^T of its row of x [T * k, K], with the weights of
-    its expert in ``weight`` [E, N, K]; otherwise as ``expert_gate_ups``."""
+    its expert in ``weight`` [E, N, K], with ``scales`` fp32[E, N]; otherwise as
+    ``expert_gate_ups``."""
     assert weight.shape == (routing.num_experts, out.shape[1], x.shape[1])
     assert len(x) == len(routing.choices)
-    _run(x, weight, routing, out, None)
+    _run(x, (weight, scales), routing, out, None)
 
 
 def _run(
-    x: Tensor, weight: Tensor, routing: Routing, out: Tensor, activation: GateActivation | None
+    x: Tensor,
+    weights: tuple[Tensor, Tensor | None],
+    routing: Routing,
+    out: Tensor,
+    activation: GateActivation | None,
 ) -> None:
+    weight, scales = weights
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
-    assert x.dtype is weight.dtype and len(out) == len(routing.choices)
+    assert len(out) == len(routing.choices)
+    if scales is None:
+        assert x.dtype is weight.dtype
+    else:
+        assert weight.dtype is torch.float8_e4m3fn and scales.dtype is torch.float32
+        assert scales.shape == weight.shape[:2] and scales.is_contiguous()
+        weight = weight.view(torch.uint8)
     num_rows, width = out.shape
     if num_rows == 0:
         return
@@ -76,6 +100,7 @@ def _run(
     _multiply[(tiles(width, columns), num_tiles)](
         x,
         weight,
+        weight if scales is None else scales,  # absent: never read
         out,
         routing.choices,
         routing.ends,
@@ -88,6 +113,7 @@ def _run(
         COLUMNS=columns,
         STEP=launch.depth,
         HAS_GATE=has_gate,
+        HAS_SCALES=scales is not None,
         ACTIVATION=activation or "",
         DOT_IN_FP32=is_interpreted(_multiply),
         num_warps=launch.num_warps,
@@ -99,6 +125,7 @@ def _run(
 def _multiply(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
     out_ptr: tl.tensor,
     choices_ptr: tl.tensor,
     ends_ptr: tl.tensor,
@@ -111,6 +138,7 @@ def _multiply(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
     HAS_GATE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DOT_IN_FP32: tl.constexpr,
 ) -> None:
@@ -140,20 +168,39 @@ def _multiply(
             is_step = first + steps < DEPTH
             is_in, is_weight = is_in & is_step[None, :], is_weight & is_step[:, None]
         x = tl.load(x_ptrs + first, mask=is_in, other=0.0)
-        weight = tl.load(weight_ptrs + first, mask=is_weight, other=0.0)
+        weight = _load_weight(weight_ptrs + first, is_weight, x_ptr.dtype.element_ty, HAS_SCALES)
         if DOT_IN_FP32:
             x, weight = x.to(tl.float32), weight.to(tl.float32)
         total = tl.dot(x, weight, total, input_precision="ieee")
         if HAS_GATE:
-            up = tl.load(weight_ptrs + (WIDTH * DEPTH + first), mask=is_weight, other=0.0)
+            up_ptrs = weight_ptrs + (WIDTH * DEPTH + first)
+            up = _load_weight(up_ptrs, is_weight, x_ptr.dtype.element_ty, HAS_SCALES)
             if DOT_IN_FP32:
                 up = up.to(tl.float32)
             ups = tl.dot(x, up, ups, input_precision="ieee")
+    if HAS_SCALES:
+        scale_ptrs = scales_ptr + expert.to(tl.int64) * ((1 + HAS_GATE) * WIDTH) + columns
+        total *= tl.load(scale_ptrs, mask=is_column, other=0.0)[None, :]
+        if HAS_GATE:
+            ups *= tl.load(scale_ptrs + WIDTH, mask=is_column, other=0.0)[None, :]
     if HAS_GATE:
         total = activated(total, ACTIVATION) * ups
     out_ptrs = out_ptr + targets.to(tl.int64)[:, None] * WIDTH + columns[None, :]
     is_out = is_row[:, None] & is_column[None, :]
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@jit()
+def _load_weight(
+    ptrs: tl.tensor, mask: tl.tensor, dtype: tl.constexpr, IS_FP8: tl.constexpr
+) -> tl.tensor:
+    """In ``dtype``; of fp8 the pointers are to its bytes."""
+    if IS_FP8:
+        bits = tl.load(ptrs, mask=mask, other=0)
+        weight = bits.to(tl.float8e4nv, bitcast=True).to(dtype)
+    else:
+        weight = tl.load(ptrs, mask=mask, other=0.0)
+    return weight
 
 
 @jit()

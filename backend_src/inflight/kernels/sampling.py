@@ -88,40 +88,31 @@ def _sample(
         last_id = VOCAB_SIZE
         top_k = tl.load(top_ks_ptr + row)
         if top_k < VOCAB_SIZE:
+            without_top_k = (peak, temperature, least, last_key, last_id)
             last_key, last_id = find_last(
-                row_ptr, top_k.to(tl.float64), peak, temperature, least, last_key, last_id,
-                VOCAB_SIZE, NARROW, False,
-            )  # fmt: skip
+                row_ptr, top_k.to(tl.float64), without_top_k, VOCAB_SIZE, NARROW, False
+            )
+        rules = (peak, temperature, least, last_key, last_id)
         last_weight_key = -1
         last_weight_id = VOCAB_SIZE
-        total = _total(
-            row_ptr, peak, temperature, least, last_key, last_id, last_weight_key, last_weight_id,
-            VOCAB_SIZE, WIDE,
-        )  # fmt: skip
+        total = _total(row_ptr, rules, (last_weight_key, last_weight_id), VOCAB_SIZE, WIDE)
         top_p = tl.load(top_ps_ptr + row)
         if top_p < 1:
             last_weight_key, last_weight_id = find_last(
-                row_ptr, top_p * total, peak, temperature, least, last_key, last_id,
-                VOCAB_SIZE, NARROW, True,
-            )  # fmt: skip
-            total = _total(
-                row_ptr, peak, temperature, least, last_key, last_id, last_weight_key,
-                last_weight_id, VOCAB_SIZE, WIDE,
-            )  # fmt: skip
-        token = _pick(
-            row_ptr, tl.load(uniforms_ptr + row) * total, peak, temperature, least, last_key,
-            last_id, last_weight_key, last_weight_id, VOCAB_SIZE, WIDE,
-        )  # fmt: skip
+                row_ptr, top_p * total, rules, VOCAB_SIZE, NARROW, True
+            )
+            total = _total(row_ptr, rules, (last_weight_key, last_weight_id), VOCAB_SIZE, WIDE)
+        target = tl.load(uniforms_ptr + row) * total
+        last_weight = (last_weight_key, last_weight_id)
+        token = _pick(row_ptr, target, rules, last_weight, VOCAB_SIZE, WIDE)
         weight = weight_of(tl.load(row_ptr + token), peak, temperature).to(tl.float64)
     log_prob = tl.full([], 0.0, tl.float64)
     if tl.load(wants_log_prob_ptr + row) != 0:
         if normalizes != 0:
             log_prob = tl.log(weight / total)
         else:
-            everything = _total(
-                row_ptr, peak, 1.0, float("-inf"), -(2**31), VOCAB_SIZE, -1, VOCAB_SIZE,
-                VOCAB_SIZE, WIDE,
-            )  # fmt: skip
+            all_logits = (peak, 1.0, float("-inf"), -(2**31), VOCAB_SIZE)
+            everything = _total(row_ptr, all_logits, (-1, VOCAB_SIZE), VOCAB_SIZE, WIDE)
             chosen = tl.load(row_ptr + token).to(tl.float64)
             log_prob = chosen - peak.to(tl.float64) - tl.log(everything)
     tl.store(ids_ptr + row, token)
@@ -145,18 +136,18 @@ def _largest(row_ptr: tl.tensor, VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr) 
 def _weights(
     row_ptr: tl.tensor,
     first: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    last_key: tl.tensor,
-    last_id: tl.tensor,
-    last_weight_key: tl.tensor,
-    last_weight_id: tl.tensor,
+    rules: tl.tuple,
+    last_weight: tl.tuple,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Ids from ``first`` on and their weights in float64, 0 of those that do not survive."""
+    """Ids from ``first`` on and their weights in float64, 0 of those that do not survive.
+
+    ``rules``: as in thresholds.py; ``last_weight``: key and id of the last one that top_p leaves.
+    """
     ids, survives, x = load_logits(row_ptr, first, VOCAB_SIZE, BLOCK)
+    peak, temperature, least, last_key, last_id = rules
+    last_weight_key, last_weight_id = last_weight
     weight = weight_of(x, peak, temperature)
     survives = survives & (x >= least) & is_kept(key_of(x), ids, last_key, last_id)
     weight_key = weight.to(tl.int32, bitcast=True)
@@ -167,23 +158,15 @@ def _weights(
 @jit()
 def _total(
     row_ptr: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    last_key: tl.tensor,
-    last_id: tl.tensor,
-    last_weight_key: tl.tensor,
-    last_weight_id: tl.tensor,
+    rules: tl.tuple,
+    last_weight: tl.tuple,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
     """The sum of the weights that survive, tile by tile, as ``_pick`` meets them."""
     total = tl.full([], 0.0, tl.float64)
     for first in range(0, VOCAB_SIZE, BLOCK):
-        _, weights = _weights(
-            row_ptr, first, peak, temperature, least, last_key, last_id, last_weight_key,
-            last_weight_id, VOCAB_SIZE, BLOCK,
-        )  # fmt: skip
+        _, weights = _weights(row_ptr, first, rules, last_weight, VOCAB_SIZE, BLOCK)
         total += tl.sum(weights, axis=0)
     return total
 
@@ -192,13 +175,8 @@ def _total(
 def _pick(
     row_ptr: tl.tensor,
     target: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    last_key: tl.tensor,
-    last_id: tl.tensor,
-    last_weight_key: tl.tensor,
-    last_weight_id: tl.tensor,
+    rules: tl.tuple,
+    last_weight: tl.tuple,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
@@ -208,20 +186,14 @@ def _pick(
     before_tile = tl.full([], 0.0, tl.float64)
     tile = 0
     for first in range(0, VOCAB_SIZE, BLOCK):
-        _, weights = _weights(
-            row_ptr, first, peak, temperature, least, last_key, last_id, last_weight_key,
-            last_weight_id, VOCAB_SIZE, BLOCK,
-        )  # fmt: skip
+        _, weights = _weights(row_ptr, first, rules, last_weight, VOCAB_SIZE, BLOCK)
         here = tl.sum(weights, axis=0)
         # The last tile that begins at or before the target is its own.
         is_it = (here > 0) & (before <= target)
         tile = tl.where(is_it, first, tile)
         before_tile = tl.where(is_it, before, before_tile)
         before += here
-    ids, weights = _weights(
-        row_ptr, tile, peak, temperature, least, last_key, last_id, last_weight_key,
-        last_weight_id, VOCAB_SIZE, BLOCK,
-    )  # fmt: skip
+    ids, weights = _weights(row_ptr, tile, rules, last_weight, VOCAB_SIZE, BLOCK)
     exceeds = (before_tile + tl.cumsum(weights, axis=0) > target) & (weights > 0)
     first_id = tl.min(tl.where(exceeds, ids, VOCAB_SIZE), axis=0)
     last_id_here = tl.max(tl.where(weights > 0, ids, 0), axis=0)

@@ -5,6 +5,10 @@ highest on (radix selection): a pass over the row adds up what comes to each dig
 that agree in all digits before it. A value that is alone with its digits ends the search. Digits
 have two bits: larger ones would need fewer passes, and so many registers that too few logits were
 under way. Nothing is added up in an order that could change between two runs.
+
+The ``rules`` of a row are five numbers that go together from function to function: its largest
+logit, its temperature, the smallest logit that min_p leaves, and key and id of the last one that
+top_k leaves.
 """
 
 from __future__ import annotations
@@ -51,11 +55,7 @@ def is_kept(key: tl.tensor, ids: tl.tensor, last_key: tl.tensor, last_id: tl.ten
 def _values(
     row_ptr: tl.tensor,
     first: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    last_key: tl.tensor,
-    last_id: tl.tensor,
+    rules: tl.tuple,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BY_WEIGHT: tl.constexpr,
@@ -65,6 +65,7 @@ def _values(
     ids, is_in, x = load_logits(row_ptr, first, VOCAB_SIZE, BLOCK)
     key, weight = key_of(x), x
     if BY_WEIGHT:
+        peak, temperature, least, last_key, last_id = rules
         is_in = is_in & (x >= least) & is_kept(key, ids, last_key, last_id)
         weight = weight_of(x, peak, temperature)
         key = weight.to(tl.int32, bitcast=True)
@@ -75,11 +76,7 @@ def _values(
 def find_last(
     row_ptr: tl.tensor,
     wanted: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    last_key: tl.tensor,
-    last_id: tl.tensor,
+    rules: tl.tuple,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BY_WEIGHT: tl.constexpr,
@@ -88,8 +85,8 @@ def find_last(
     ``wanted`` (float64): in number, or BY_WEIGHT in the sum of their weights. Equal values rank by
     id, the lower one first. Where rounding leaves all of them below ``wanted``, all are kept.
 
-    BY_WEIGHT the values are the weights of logits that are at least ``least`` and kept by
-    ``last_key`` and ``last_id``; without it they are all logits, and those arguments are not read.
+    BY_WEIGHT the values are the weights of the logits that ``rules`` leave; without it they are all
+    logits, and the rules are not read.
     """
     digits = tl.arange(0, _NUM_DIGITS)
     prefix = 0
@@ -99,9 +96,8 @@ def find_last(
     above = tl.full([], 0.0, tl.float64)
     while (shift >= 0) & (num_left > 1):
         number, amount = _of_digits(
-            row_ptr, prefix, known, shift, peak, temperature, least, last_key, last_id,
-            VOCAB_SIZE, BLOCK, BY_WEIGHT,
-        )  # fmt: skip
+            row_ptr, prefix, known, shift, rules, VOCAB_SIZE, BLOCK, BY_WEIGHT
+        )
         is_higher = digits[:, None] >= digits[None, :]
         reached = above + tl.sum(tl.where(is_higher, amount[:, None], 0.0), axis=0)
         digit = tl.max(tl.where((number > 0) & (reached >= wanted), digits, -1), axis=0)
@@ -114,10 +110,7 @@ def find_last(
         shift -= _DIGIT_BITS
     key = prefix ^ _SIGN
     if shift >= 0:
-        key = _only_key(
-            row_ptr, prefix, known, peak, temperature, least, last_key, last_id,
-            VOCAB_SIZE, BLOCK, BY_WEIGHT,
-        )  # fmt: skip
+        key = _only_key(row_ptr, prefix, known, rules, VOCAB_SIZE, BLOCK, BY_WEIGHT)
     # All that are left are equals now.
     each = tl.full([], 1.0, tl.float64)
     if BY_WEIGHT:
@@ -127,10 +120,8 @@ def find_last(
     needed = tl.where(is_something, tl.maximum(needed, 1.0), num_left.to(tl.float64))
     last = VOCAB_SIZE
     if needed < num_left:
-        last = _nth_equal(
-            row_ptr, key, needed.to(tl.int32), peak, temperature, least, last_key, last_id,
-            VOCAB_SIZE, BLOCK, BY_WEIGHT,
-        )  # fmt: skip
+        nth = needed.to(tl.int32)
+        last = _nth_equal(row_ptr, key, nth, rules, VOCAB_SIZE, BLOCK, BY_WEIGHT)
     return key, last
 
 
@@ -140,11 +131,7 @@ def _of_digits(
     prefix: tl.tensor,
     known: tl.tensor,
     shift: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    last_key: tl.tensor,
-    last_id: tl.tensor,
+    rules: tl.tuple,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BY_WEIGHT: tl.constexpr,
@@ -155,10 +142,7 @@ def _of_digits(
     numbers = tl.zeros([BLOCK, _NUM_DIGITS], tl.int32)
     sums = tl.zeros([BLOCK, _NUM_DIGITS], tl.float32)
     for first in range(0, VOCAB_SIZE, BLOCK):
-        ids, is_in, key, weight = _values(
-            row_ptr, first, peak, temperature, least, last_key, last_id,
-            VOCAB_SIZE, BLOCK, BY_WEIGHT,
-        )  # fmt: skip
+        ids, is_in, key, weight = _values(row_ptr, first, rules, VOCAB_SIZE, BLOCK, BY_WEIGHT)
         bits = key ^ _SIGN
         is_in = is_in & ((bits & known) == prefix)
         digit = tl.where(is_in, (bits >> shift) & (_NUM_DIGITS - 1), _NUM_DIGITS)
@@ -178,11 +162,7 @@ def _only_key(
     row_ptr: tl.tensor,
     prefix: tl.tensor,
     known: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    last_key: tl.tensor,
-    last_id: tl.tensor,
+    rules: tl.tuple,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BY_WEIGHT: tl.constexpr,
@@ -190,10 +170,7 @@ def _only_key(
     """The key of the one value whose bits in ``known`` are those of ``prefix``."""
     largest = tl.full([BLOCK], _SIGN, tl.int32)
     for first in range(0, VOCAB_SIZE, BLOCK):
-        ids, is_in, key, weight = _values(
-            row_ptr, first, peak, temperature, least, last_key, last_id,
-            VOCAB_SIZE, BLOCK, BY_WEIGHT,
-        )  # fmt: skip
+        ids, is_in, key, weight = _values(row_ptr, first, rules, VOCAB_SIZE, BLOCK, BY_WEIGHT)
         is_in = is_in & (((key ^ _SIGN) & known) == prefix)
         largest = tl.maximum(largest, tl.where(is_in, key, _SIGN))
     return tl.max(largest, axis=0)
@@ -204,11 +181,7 @@ def _nth_equal(
     row_ptr: tl.tensor,
     wanted_key: tl.tensor,
     n: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    last_key: tl.tensor,
-    last_id: tl.tensor,
+    rules: tl.tuple,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BY_WEIGHT: tl.constexpr,
@@ -217,10 +190,7 @@ def _nth_equal(
     num_before = 0
     nth = VOCAB_SIZE
     for first in range(0, VOCAB_SIZE, BLOCK):
-        ids, is_in, key, weight = _values(
-            row_ptr, first, peak, temperature, least, last_key, last_id,
-            VOCAB_SIZE, BLOCK, BY_WEIGHT,
-        )  # fmt: skip
+        ids, is_in, key, weight = _values(row_ptr, first, rules, VOCAB_SIZE, BLOCK, BY_WEIGHT)
         is_equal = (is_in & (key == wanted_key)).to(tl.int32)
         place = num_before + tl.cumsum(is_equal, axis=0)
         nth = tl.minimum(nth, tl.min(tl.where(place >= n, ids, VOCAB_SIZE), axis=0))

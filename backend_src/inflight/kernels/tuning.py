@@ -53,6 +53,7 @@ PROGRAMS_CANDIDATES = (2, 8)
 _SOURCES = (
     "attention.py",
     "attention_kernels.py",
+    "attention_softmax.py",
     "attention_spans.py",
     "functions.py",
     "language.py",

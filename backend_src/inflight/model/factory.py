@@ -233,8 +233,9 @@ def _load_engine(
         if reason is not None and config.runner == "auto":
             EngineStore(config.cache_dir).note_reason_against(key, reason)
             return reason
-        engine = build_engine(directory, config, library, progress)
-    prove(engine, key.dtype, library, config.tokens_per_block)
+        engine = build_engine(directory, config, library, progress)  # and proves it
+    else:
+        prove(engine, key.dtype, library, config.tokens_per_block)
     note_limits(key, config, engine.spec)
     return make_runner(engine.spec, engine.weights, library, config)
 

@@ -106,6 +106,15 @@ class PackedModel:
         return limit
 
     @property
+    def has_experts(self) -> bool:
+        """Rows choose between MLPs, so that rounding may send one to another. transformers calls
+        these experts, or their classes so, in every architecture."""
+        return any(
+            "expert" in name or "Expert" in type(module).__name__
+            for name, module in self._model.named_modules()
+        )
+
+    @property
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self._model.dtype
         return dtype

@@ -6,7 +6,7 @@ of many rows, contexts beside generations, generations alone, and blocks that be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -119,18 +119,43 @@ class Course:
         ``forward`` has a KV cache of ``num_blocks`` and takes ``max_num_tokens`` rows; it gives the
         logits of all of them.
         """
+        return self._computed(forward, self._plans(token_ids), tokens_per_block)
+
+    def whole_logits(
+        self,
+        forward: Callable[[PackedInputs], Tensor],
+        tokens_per_block: int,
+        token_ids: Tensor,
+    ) -> Tensor:
+        """As ``packed_logits`` in one iteration, each sequence a context of one piece; ``forward``
+        takes ``num_tokens`` rows."""
+        whole = ScheduledBatch(
+            0,
+            context=tuple(
+                ScheduledChunk(request, Phase.CONTEXT, 0, sequence.length, True)
+                for request, sequence in zip(self._requests(token_ids), self.sequences, strict=True)
+            ),
+        )
+        return self._computed(forward, [whole], tokens_per_block)
+
+    def _computed(
+        self,
+        forward: Callable[[PackedInputs], Tensor],
+        plans: Iterable[ScheduledBatch],
+        tokens_per_block: int,
+    ) -> Tensor:
         sizes = self._blocks_of_each(tokens_per_block)
         blocks = np.random.default_rng(1).permutation(self.num_blocks(tokens_per_block))
         tables = np.split(blocks.astype(np.int32), np.cumsum(sizes))
         packer = Packer(
-            max_num_tokens=self.max_num_tokens,
+            max_num_tokens=self.num_tokens,
             max_batch_size=len(self.sequences),
             max_blocks_per_sequence=max(sizes),
             tokens_per_block=tokens_per_block,
         )
         wanted = set(self.compared)
         found: dict[tuple[int, int], Tensor] = {}
-        for plan in self._plans(token_ids):
+        for plan in plans:
             inputs = packer.pack(plan, tables.__getitem__)
             rows = iter(forward(replace(inputs, logits_indices=np.arange(plan.num_tokens))))
             for chunk in plan.chunks:
@@ -157,10 +182,11 @@ class Course:
             if span is not None:
                 yield number, *span
 
+    def _requests(self, token_ids: Tensor) -> list[LlmRequest]:
+        return [_request(number, ids.tolist()) for number, ids in enumerate(self._split(token_ids))]
+
     def _plans(self, token_ids: Tensor) -> Iterator[ScheduledBatch]:
-        requests = [
-            _request(number, ids.tolist()) for number, ids in enumerate(self._split(token_ids))
-        ]
+        requests = self._requests(token_ids)
         for iteration in range(self._num_iterations):
             context: list[ScheduledChunk] = []
             generation: list[ScheduledChunk] = []
@@ -199,7 +225,7 @@ SHORT = Course(
     ),
     borders=tuple(range(12)),
 )
-"""For what is compared with a plain forward at every load, and in limits that may be small."""
+"""For models of so few positions that ``THOROUGH`` does not fit."""
 
 THOROUGH = Course(
     sequences=(
@@ -210,5 +236,11 @@ THOROUGH = Course(
     ),
     borders=(15, 16, 31, 32, 63, 64),
 )
-"""Of a built engine. Blocks of 16 to 128 tokens begin in a context and in a generation; iterations
-have 71, 83, 55, 4 and 4 rows (kernels change at 11, 16 and 32), with up to four generations."""
+"""Blocks of 16 to 128 tokens begin in a context and in a generation; iterations have 71, 83, 55, 4
+and 4 rows (kernels change at 11, 16 and 32), with up to four generations."""
+
+
+def course_for(max_position_embeddings: int) -> Course:
+    """The course that every runner is proved with: THOROUGH, which takes about what a prompt of 400
+    tokens does, but for models that take no sequence of its length."""
+    return THOROUGH if max_position_embeddings >= THOROUGH.max_seq_len else SHORT

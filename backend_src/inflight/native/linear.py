@@ -37,6 +37,10 @@ class LinearOps(Protocol):
         """
 
 
+PIECE_COLUMNS = 2048
+"""What TorchLinear unpacks at once where it keeps nothing."""
+
+
 class _Finish(IntEnum):
     """As in ``src/linear.h``."""
 
@@ -111,11 +115,13 @@ class NativeLinear:
 class TorchLinear:
     """LinearOps in torch: for machines without a compiler, and for tests.
 
-    The first use of a PackedLinear unpacks it, and the copy lives as long as it does: float32 for
-    float32 weights, bfloat16 for all others.
+    A PackedLinear is unpacked for its use: float32 for float32 weights, bfloat16 for all others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_unpacked: bool = True) -> None:
+        """``keeps_unpacked``: what a first use has unpacked lives as long as the PackedLinear
+        does; else every use unpacks anew, ``PIECE_COLUMNS`` at a time."""
+        self._keeps_unpacked = keeps_unpacked
         self._unpacked: WeakKeyDictionary[PackedLinear, tuple[Tensor, Tensor | None]] = (
             WeakKeyDictionary()
         )
@@ -141,12 +147,24 @@ class TorchLinear:
         return self._product(x, packed).float().argmax(-1).int()
 
     def _product(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        if packed not in self._unpacked:
-            dtype = torch.float32 if packed.kind == "f32" else torch.bfloat16
-            bias = packed.unpack_bias()
-            self._unpacked[packed] = (
-                packed.unpack().to(dtype),
-                None if bias is None else bias.to(dtype),
-            )
-        weight, bias = self._unpacked[packed]
-        return F.linear(x.to(weight.dtype), weight, bias)
+        """[T, n]; of a gate and up [T, 2n], the gate's first."""
+        if self._keeps_unpacked:
+            if packed not in self._unpacked:
+                self._unpacked[packed] = _unpacked(packed)
+            return _times(x, *self._unpacked[packed])
+        num_halves = 2 if packed.is_gate_up else 1
+        products = [
+            _times(x, *_unpacked(piece)).chunk(num_halves, dim=-1)
+            for piece in packed.pieces(PIECE_COLUMNS)
+        ]
+        return torch.cat([of[half] for half in range(num_halves) for of in products], dim=-1)
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x.to(weight.dtype), weight, bias)
+
+
+def _unpacked(packed: PackedLinear) -> tuple[Tensor, Tensor | None]:
+    dtype = torch.float32 if packed.kind == "f32" else torch.bfloat16
+    bias = packed.unpack_bias()
+    return packed.unpack().to(dtype), None if bias is None else bias.to(dtype)

@@ -8,6 +8,7 @@ kernels read them fastest.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -107,6 +108,25 @@ class PackedLinear:
         else:
             rows = _unpack_blocks(panels, self.kind).dequantize()
         return self._in_order(rows)[:, : self.k]
+
+    def pieces(self, columns: int) -> Iterator[PackedLinear]:
+        """The same linear cut into ``columns`` of y each, a multiple of 32: views of its memory."""
+        assert columns % PANEL_COLUMNS == 0
+        num_panels = _num_panels(self.n, self.is_gate_up)
+        panels = self.data.view(num_panels, -1)
+        biases = None if self.bias is None else self.bias.view(num_panels, PANEL_COLUMNS)
+        for start in range(0, self.n, columns):
+            n = min(columns, self.n - start)
+            first = _num_panels(start, self.is_gate_up)
+            own = slice(first, first + _num_panels(n, self.is_gate_up))
+            yield PackedLinear(
+                kind=self.kind,
+                n=n,
+                k=self.k,
+                is_gate_up=self.is_gate_up,
+                data=panels[own].flatten(),
+                bias=None if biases is None else biases[own].flatten(),
+            )
 
     def unpack_bias(self) -> Tensor | None:
         """float32[n], of a gate and up float32[2n] in the order of ``unpack``."""

@@ -9,11 +9,6 @@ import numpy.typing as npt
 
 from inflight.native.library import Int, NativeLibrary, Pointer
 
-Floats = npt.NDArray[np.float32]
-RowIndices = npt.NDArray[np.int64]
-TokenIds = npt.NDArray[np.int32]
-
-
 _ROW_RULES = np.dtype(
     [
         ("temperature", np.float64),
@@ -44,7 +39,9 @@ class NativeSampling:
             "inflight_sample_rows", Pointer, Int, Pointer, Int, Int, Pointer
         )
 
-    def likeliest(self, logits: Floats, rows: RowIndices) -> TokenIds:
+    def likeliest(
+        self, logits: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int32]:
         _check(logits)
         assert rows.flags.c_contiguous and rows.dtype == np.int64
         token_ids = np.empty(len(rows), dtype=np.int32)
@@ -58,8 +55,8 @@ class NativeSampling:
         return token_ids
 
     def sample_rows(
-        self, logits: Floats, rules: npt.NDArray[Any], *, normalize_log_probs: bool
-    ) -> tuple[TokenIds, Floats, Floats]:
+        self, logits: npt.NDArray[np.float32], rules: npt.NDArray[Any], *, normalize_log_probs: bool
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         _check(logits)
         assert rules.dtype == _ROW_RULES and rules.flags.c_contiguous and len(rules) == len(logits)
         token_ids = np.zeros(len(logits), dtype=np.int32)
@@ -77,5 +74,5 @@ class NativeSampling:
         return token_ids, log_probs, maxima
 
 
-def _check(logits: Floats) -> None:
+def _check(logits: npt.NDArray[np.float32]) -> None:
     assert logits.flags.c_contiguous and logits.dtype == np.float32

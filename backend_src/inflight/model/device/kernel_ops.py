@@ -72,9 +72,10 @@ class KernelOps:
         route(logits, routing, is_softmax_of_chosen=experts.is_softmax_of_chosen)
         num_results = num_rows * experts.num_experts_per_token
         inner = x.new_empty(num_results, experts.mlp.intermediate_size)
-        expert_gate_ups(x, tensors.gate_ups, routing, inner, experts.mlp.gated_activation)
+        activation, gate_up_scales = experts.mlp.gated_activation, tensors.gate_up_scales
+        expert_gate_ups(x, tensors.gate_ups, routing, inner, activation, scales=gate_up_scales)
         results = x.new_empty(num_results, hidden_size)
-        expert_linears(inner, tensors.downs, routing, results)
+        expert_linears(inner, tensors.downs, routing, results, scales=tensors.down_scales)
         out = torch.empty_like(x)
         combine(results, routing, shared, out)
         return out

@@ -62,8 +62,6 @@ def make_runtime(device: torch.device) -> DeviceRuntime:
 
 def why_not_on_device(spec: DecoderSpec, config: InflightConfig) -> str | None:
     """What keeps a decoder, or the configuration, from the device runner; None: nothing does."""
-    if config.dtype == FP8 and any(layer.experts is not None for layer in spec.layers):
-        return "dtype fp8 is not computed for experts"
     if config.dtype in QUANTIZED_KINDS:
         return f"dtype {config.dtype} is computed on a CPU only"
     if config.kv_cache_dtype == "int8":

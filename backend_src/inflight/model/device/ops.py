@@ -33,12 +33,17 @@ class LayerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertTensors:
-    """The linears of E experts, contiguous and of the dtype of the activations."""
+    """The linears of E experts, contiguous and of the dtype of the activations, or in fp8 (e4m3)
+    with a scale for each row; activations stay as they are then."""
 
     gate_ups: Tensor
     """[E, 2 * intermediate_size, hidden_size]: first the rows of the gate."""
     downs: Tensor
     """[E, hidden_size, intermediate_size]."""
+    gate_up_scales: Tensor | None = None
+    """fp32[E, 2 * intermediate_size]; of weights in fp8, as the next one."""
+    down_scales: Tensor | None = None
+    """fp32[E, hidden_size]."""
 
 
 class DeviceOps(Protocol):

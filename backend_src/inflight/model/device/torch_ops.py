@@ -57,8 +57,13 @@ class TorchOps:
         results = x.new_empty(*chosen.shape, x.shape[1])
         for expert in range(experts.num_experts):
             rows, places = (chosen == expert).nonzero(as_tuple=True)
-            inner = self.activated(F.linear(x[rows], tensors.gate_ups[expert]), experts.mlp)
-            results[rows, places] = F.linear(inner, tensors.downs[expert])
+            if not len(rows):
+                continue
+            both = _expert_linear(x[rows], tensors.gate_ups, tensors.gate_up_scales, expert)
+            inner = self.activated(both, experts.mlp)
+            results[rows, places] = _expert_linear(
+                inner, tensors.downs, tensors.down_scales, expert
+            )
         total = (results.float() * weights[..., None]).sum(1)
         if shared is not None:
             total += logits[:, -1:].sigmoid() * shared
@@ -104,6 +109,14 @@ class TorchOps:
         num_layers, num_parts, _, *block = storage.shape
         blocks = contents.view(storage.dtype).view(len(ids), num_layers, num_parts, *block)
         storage[:, :, ids] = blocks.permute(1, 2, 0, 3, 4, 5)
+
+
+def _expert_linear(x: Tensor, weights: Tensor, scales: Tensor | None, expert: int) -> Tensor:
+    """[T, n] in x's dtype, by one of ``weights`` [E, n, k] with ``scales`` fp32[E, n] if any."""
+    weight = weights[expert].to(x.dtype)
+    if scales is None:
+        return F.linear(x, weight)
+    return (F.linear(x.float(), weight.float()) * scales[expert]).to(x.dtype)
 
 
 def _attended(query: Tensor, keys: Tensor, values: Tensor, rules: LayerRules) -> Tensor:

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from inflight.model.device.linears import (
+    FP8_DTYPE,
     FP8_MULTIPLE,
     DenseLinear,
     DeviceLinear,
     Fp8Linear,
     ScaledProduct,
+    quantize_rows,
 )
 from inflight.model.device.ops import ExpertTensors
 from inflight.model.fused.decoder_tensors import DecoderTensors, LinearRows, NormWeights
@@ -66,7 +68,12 @@ class WeightFormat:
     dtype: torch.dtype
     """Of activations, and of weights unless they are fp8."""
     scaled_product: ScaledProduct | None = None
-    """The linears of the layers are in fp8, and this multiplies them. None: in ``dtype``."""
+    """The linears of the layers are in fp8, and this multiplies them, but those of experts. None:
+    in ``dtype``."""
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.scaled_product is not None
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> DeviceLinear:
         weight = weight.to(self.dtype)
@@ -84,9 +91,9 @@ def load_device_weights(
     *,
     on_layer: Callable[[int], None] = lambda layer: None,
 ) -> DeviceWeights:
-    """Where ``tensors`` puts them; with experts ``form`` is not fp8. ``on_layer`` is called when a
-    layer is there. Raises CheckpointError as DecoderTensors does, RuntimeError
-    (torch.OutOfMemoryError on a GPU) where there is no room."""
+    """Where ``tensors`` puts them. ``on_layer`` is called when a layer is there. Raises
+    CheckpointError as DecoderTensors does, RuntimeError (torch.OutOfMemoryError on a GPU) where
+    there is no room."""
     embedding = tensors.embedding().to(form.dtype)
     layers = []
     for i in range(len(spec.layers)):
@@ -119,7 +126,7 @@ def _layer(tensors: DecoderTensors, spec: DecoderSpec, form: WeightFormat, i: in
         qkv=linear(tensors.qkv(i)),
         output=linear(tensors.output(i)),
         mlp=None if mlp is None else _mlp(tensors, form, tensors.mlp_name(i), mlp),
-        experts=None if experts is None else _experts(tensors, spec, experts, form.dtype, i),
+        experts=None if experts is None else _experts(tensors, spec, experts, form, i),
     )
 
 
@@ -139,20 +146,44 @@ def _experts(
     tensors: DecoderTensors,
     spec: DecoderSpec,
     experts: ExpertsSpec,
-    dtype: torch.dtype,
+    form: WeightFormat,
     i: int,
 ) -> DeviceExperts:
     """Each expert goes into its place as it is read, so nothing lies there twice."""
-    router = tensors.router(i).to(dtype)
+    router = tensors.router(i).to(form.dtype)
     n, k = experts.mlp.intermediate_size, spec.hidden_size
-    gate_ups = router.new_empty(experts.num_experts, 2 * n, k)
-    downs = router.new_empty(experts.num_experts, k, n)
+    gate_ups = _ExpertRows(router, (experts.num_experts, 2 * n, k), form)
+    downs = _ExpertRows(router, (experts.num_experts, k, n), form)
     for expert in range(experts.num_experts):
         name = tensors.expert_name(i, expert)
         both = tensors.gate_up(name, experts.mlp)
-        gate_ups[expert, :n] = both.gate
-        gate_ups[expert, n:] = both.up
-        downs[expert] = tensors.down(name, experts.mlp).weight
+        gate_ups.put(expert, slice(0, n), both.gate)
+        gate_ups.put(expert, slice(n, 2 * n), both.up)
+        downs.put(expert, slice(0, k), tensors.down(name, experts.mlp).weight)
     return DeviceExperts(
-        router=DenseLinear(router, None), tensors=ExpertTensors(gate_ups=gate_ups, downs=downs)
+        router=DenseLinear(router, None),
+        tensors=ExpertTensors(
+            gate_ups=gate_ups.numbers,
+            downs=downs.numbers,
+            gate_up_scales=gate_ups.scales,
+            down_scales=downs.scales,
+        ),
     )
+
+
+class _ExpertRows:
+    """One linear of every expert, [E, n, k], being filled."""
+
+    def __init__(self, like: Tensor, shape: tuple[int, int, int], form: WeightFormat) -> None:
+        """``like``: of the activations' dtype, on the device."""
+        self.numbers = like.new_empty(shape, dtype=FP8_DTYPE if form.is_fp8 else form.dtype)
+        self.scales = like.new_empty(shape[:2], dtype=torch.float32) if form.is_fp8 else None
+        self._dtype = form.dtype
+
+    def put(self, expert: int, rows: slice, weight: Tensor) -> None:
+        if self.scales is None:
+            self.numbers[expert, rows] = weight
+            return
+        numbers, scales = quantize_rows(weight.to(self._dtype))
+        self.numbers[expert, rows] = numbers
+        self.scales[expert, rows] = scales.squeeze(-1)

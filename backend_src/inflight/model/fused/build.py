@@ -24,6 +24,7 @@ from inflight.model.fused.built import (
     limits_of,
     prove,
     read_built,
+    torch_logits,
 )
 from inflight.model.fused.load import read_spec, weight_kinds
 from inflight.model.fused.tensors import CheckpointTensors
@@ -57,7 +58,8 @@ def build_engine(
     library: NativeLibrary,
     progress: Progress,
 ) -> BuiltDecoder:
-    """The engine, built unless it is there; waits while another process builds it.
+    """The engine, built unless it is there, and proved by this process: what it has built and read
+    back a moment ago is not read and proved again. Waits while another process builds it.
 
     Raises CheckpointError: the checkpoint is not served, cannot be fused, or computes something
     else than transformers' classes do; ConfigError for a dtype that is not computed here. Where the
@@ -69,19 +71,22 @@ def build_engine(
         directory=checkpoint_directory, config=config, key=key, library=library, progress=progress
     )
     store = EngineStore(config.cache_dir)
+    proved: list[BuiltDecoder] = []
     try:
         store.build(
             key,
-            lambda folder: _build_into(folder, job),
+            lambda folder: proved.append(_build_into(folder, job)),
             on_wait=lambda: progress("waiting for another process that builds it", 0.0),
         )
     except OSError as error:
         place = error.filename or config.cache_dir
         _LOG.warning("cache_dir: %s: %s: the engine is not kept", place, error.strerror)
         return _in_memory(job)
-    built = store.load(key, read_built)
+    built = store.load(key, lambda folder: proved[0] if proved else read_built(folder))
     if built is None:
         raise CheckpointError(f"cache_dir: {store.folder(key)} is damaged as soon as it is written")
+    if not proved:
+        prove(built, key.dtype, library, config.tokens_per_block)
     return built
 
 
@@ -108,7 +113,8 @@ def _in_memory(job: _Job) -> BuiltDecoder:
     return engine
 
 
-def _build_into(folder: Path, job: _Job) -> None:
+def _build_into(folder: Path, job: _Job) -> BuiltDecoder:
+    """The engine as it was read back, proved."""
     engine = _pack(job)
     job.progress("writing the engine", _WRITING_STARTS)
     looked_up = [engine.weights.embedding, engine.proof.logits, engine.proof.packed]
@@ -120,6 +126,7 @@ def _build_into(folder: Path, job: _Job) -> None:
     _LOG.info("logits differ from transformers' by %.2g of their spread", deviation)
     write_limits(folder, limits_of(job.key, job.config, written.spec))
     job.progress("built", 1.0)
+    return written
 
 
 def _pack(job: _Job) -> BuiltDecoder:
@@ -137,7 +144,11 @@ def _pack(job: _Job) -> BuiltDecoder:
     tensors = CheckpointTensors(job.directory)
     weights = load_weights(tensors, spec, kind, activations, on_layer=on_layer)
     engine = BuiltDecoder(architecture=architecture, spec=spec, weights=weights, proof=proof)
-    packed = course_logits(engine, None, job.config.tokens_per_block)
+    tokens_per_block = job.config.tokens_per_block
+    if job.library is None:  # torch serves, so the course is torch's to prove
+        packed = course_logits(engine, None, tokens_per_block)
+    else:
+        packed = torch_logits(engine, tokens_per_block)
     return replace(engine, proof=replace(proof, packed=packed))
 
 

@@ -23,10 +23,12 @@ from inflight.model.fused.assemble import make_decoder
 from inflight.model.fused.ops import FusedAttention
 from inflight.model.fused.spec import DecoderSpec
 from inflight.model.fused.weights import DecoderWeights
-from inflight.model.probe import check_rows, check_typical
+from inflight.model.probe import check_rows, check_typical, flipping
 from inflight.model.probe_course import THOROUGH
 from inflight.model.runner import PackedInputs
+from inflight.native.experts import TorchExperts
 from inflight.native.library import NativeLibrary
+from inflight.native.linear import TorchLinear
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,8 +80,8 @@ def prove(
     """
     packed = course_logits(engine, library, tokens_per_block)
     # Rows that quantizing moved far hide a fault; torch has computed with the same weights.
-    flipping = THOROUGH.rows_by_phase if engine.spec.has_experts else ()
-    check_rows(packed, engine.proof.packed, engine.architecture, dtype, flipping=flipping)
+    groups = flipping(THOROUGH, engine.spec)
+    check_rows(packed, engine.proof.packed, engine.architecture, dtype, flipping=groups)
     return check_typical(packed, engine.proof.logits, engine.architecture, dtype)
 
 
@@ -113,6 +115,22 @@ def course_logits(
             "layers came to the attention once"
         )
     return packed
+
+
+def torch_logits(engine: BuiltDecoder, tokens_per_block: int) -> Tensor:
+    """float32[R, vocab_size] of the rows that the course compares, by torch with the packed
+    weights; each sequence is one context. Unpacks a part of one linear at a time."""
+    decoder = make_decoder(
+        engine.spec,
+        engine.weights,
+        None,
+        max_num_tokens=THOROUGH.num_tokens,
+        max_seq_len=THOROUGH.max_seq_len,
+    )
+    linear = TorchLinear(keeps_unpacked=False)
+    decoder.ops = replace(decoder.ops, linear=linear, experts=TorchExperts(linear))
+    decoder.ops.attention.allocate(THOROUGH.num_blocks(tokens_per_block), tokens_per_block)
+    return THOROUGH.whole_logits(decoder.forward, tokens_per_block, engine.proof.token_ids)
 
 
 def note_limits(key: EngineKey, config: InflightConfig, spec: DecoderSpec) -> None:
