@@ -132,7 +132,8 @@ class ArithmeticRunner:
 
     def tokens_of(self, block_id: int) -> npt.NDArray[np.int64]:
         """int64[tokens_per_block], what lies in a block of the first pool."""
-        return self._stores[0].reshape(-1, self._tokens_per_block)[block_id]
+        start = block_id * self._tokens_per_block
+        return self._stores[0][start : start + self._tokens_per_block]
 
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0
