@@ -128,6 +128,15 @@ struct TileProducts {
     // Strips of fewer rows are read and written as whole ones; there is room for it.
     static void scores(const KvShape& shape, const bf16* query, int rows, const Tile<bf16>& tile,
                        float* scores) {
+        if (tile.num_groups > Tile<bf16>::max_groups / 2)
+            some_scores<4>(shape, query, rows, tile, scores);
+        else
+            some_scores<2>(shape, query, rows, tile, scores);
+    }
+
+    template <int num_groups>
+    static void some_scores(const KvShape& shape, const bf16* query, int rows,
+                            const Tile<bf16>& tile, float* scores) {
         const int64_t size = shape.head_dim;
         const Tile<bf16>* next = to_fetch(tile, rows);
         _tile_zero(0);
@@ -135,12 +144,12 @@ struct TileProducts {
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t i = 0; i < size; i += tile_depth)
-            multiply<4>(query + i, size, [&](int group) {
+            multiply<num_groups>(query + i, size, [&](int group) {
                 const int64_t at = i * tile.key_stride;
                 return Factor{tile.keys[group] + at, next ? next->keys[group] + at : nullptr,
                               tile.key_stride * 4};
             });
-        store_sums<4>(scores, key_tile);
+        store_sums<num_groups>(scores, key_tile);
     }
 
     static void accumulate(const KvShape& shape, const bf16* weights, int rows,
@@ -157,7 +166,7 @@ struct TileProducts {
         const int64_t size = shape.head_dim;
         const Tile<bf16>* next = to_fetch(tile, rows);
         load_sums<num_columns>(sums + dim, size);
-        for (int group = 0; group < Tile<bf16>::max_groups; group += 2)
+        for (int group = 0; group < tile.num_groups; group += 2)
             multiply<num_columns>(weights + group * key_group, key_tile, [&](int column) {
                 const int64_t at = (dim + column * tile_columns) * 2;
                 return Factor{tile.values[group] + at, next ? next->values[group] + at : nullptr,
