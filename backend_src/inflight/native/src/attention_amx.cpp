@@ -15,15 +15,16 @@ namespace {
 constexpr int tile_rows = 16, tile_depth = 32, tile_columns = 16;
 static_assert(strip_rows <= tile_rows, "a strip is one tile high");
 
-// Tiles 0-3 are sums side by side, 4 is the left factor, and 5 and 6 are the right ones in turn.
+// Tiles 0-3 are sums side by side, 4 is the left factor, and 5 the right ones. With two for these in
+// turn nothing is gained, and in the slow mode of a Sapphire Rapids (docs/performance.md) 5% to 8% lost.
 struct alignas(64) TileConfiguration {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {};
 
     explicit TileConfiguration(int num_rows) {
         for (int tile = 0; tile < 5; ++tile) rows[tile] = uint8_t(num_rows);
-        rows[5] = rows[6] = tile_rows;
+        rows[5] = tile_rows;
     }
 };
 
@@ -44,17 +45,17 @@ inline void fetch(const Factor& factor) {
 template <int num_columns, class Right>
 inline void multiply(const bf16* left, int64_t left_stride, const Right& right) {
     _tile_loadd(4, left, left_stride * sizeof(bf16));
-#define INFLIGHT_ADD_PRODUCT(column, tile)                \
-    if (column < num_columns) {                           \
-        const Factor factor = right(column);              \
-        fetch(factor);                                    \
-        _tile_loadd(tile, factor.at, factor.stride);      \
-        _tile_dpbf16ps(column, 4, tile);                  \
+#define INFLIGHT_ADD_PRODUCT(column)              \
+    if (column < num_columns) {                   \
+        const Factor factor = right(column);      \
+        fetch(factor);                            \
+        _tile_loadd(5, factor.at, factor.stride); \
+        _tile_dpbf16ps(column, 4, 5);             \
     }
-    INFLIGHT_ADD_PRODUCT(0, 5)
-    INFLIGHT_ADD_PRODUCT(1, 6)
-    INFLIGHT_ADD_PRODUCT(2, 5)
-    INFLIGHT_ADD_PRODUCT(3, 6)
+    INFLIGHT_ADD_PRODUCT(0)
+    INFLIGHT_ADD_PRODUCT(1)
+    INFLIGHT_ADD_PRODUCT(2)
+    INFLIGHT_ADD_PRODUCT(3)
 #undef INFLIGHT_ADD_PRODUCT
 }
 
