@@ -15,7 +15,7 @@ namespace {
 constexpr int tile_rows = 16, tile_depth = 32, tile_columns = 16;
 static_assert(strip_rows <= tile_rows, "a strip is one tile high");
 
-// Tiles 0-3 are sums side by side, 4 is the left factor, and 5 each right one. Two for these in turn
+// Tiles 0-3 are sums side by side, 4 is the left factor, 5 each right one. Two for these in turn
 // gain nothing, and lose 5% to 8% in the slow mode of the machine in docs/performance.md.
 struct alignas(64) TileConfiguration {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};

@@ -225,9 +225,9 @@ void write_rows(const KvShape& shape, const LayerRules& rules, const RowInputs& 
         const int64_t token = unit / num_kv_heads;
         const TokenHeads<Query> heads(shape, rules, in, token);
         if constexpr (pair_size<Storage> == 2) {
-            const bool both = unit % num_kv_heads == 0 && unit + 2 * num_kv_heads <= end &&
-                              in.slots[token] % 2 == 0 && in.slots[token + 1] == in.slots[token] + 1;
-            if (both) {
+            const bool has_next = unit % num_kv_heads == 0 && unit + 2 * num_kv_heads <= end;
+            const int64_t slot = in.slots[token];
+            if (has_next && slot % 2 == 0 && in.slots[token + 1] == slot + 1) {
                 const TokenHeads<Query> next(shape, rules, in, token + 1);
                 for (int64_t head = 0; head < num_kv_heads; ++head) {
                     heads.prepare(head, keys[0], values[0]);
