@@ -4,13 +4,19 @@ Heads of SmolLM2-135M (9 query heads, 3 KV heads of 64). One row a case: the KV 
 called in turn; each figure is the best call. Every call attends another layer, so K and V come from
 memory and not from the cores' own caches. GB/s counts the stored K and V as read once, beside what
 the same threads reach by only reading; GFLOP/s the products with keys that are seen.
+
+``--other FILE`` takes turns with a library that was built from other sources, as of an earlier
+commit: its own best call, and in how many times the time of the call before it a call of it ends
+(the median, which a machine whose speed changes spoils less than the best).
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -91,7 +97,9 @@ def make_subject(
     return Subject(attention=attention, num_layers=num_layers, kv_bytes=kv_bytes)
 
 
-def best_seconds(subjects: list[Subject], inputs: PackedInputs, seconds: float) -> list[float]:
+def seconds_of_calls(
+    subjects: list[Subject], inputs: PackedInputs, seconds: float
+) -> list[list[float]]:
     """Of each subject, called in turn for ``seconds`` each."""
     rules = LayerRules(
         num_heads=NUM_HEADS, head_dim=HEAD_DIM, scale=0.125, cos_sin=torch.rand(8192, HEAD_DIM)
@@ -101,16 +109,16 @@ def best_seconds(subjects: list[Subject], inputs: PackedInputs, seconds: float) 
     out = torch.empty(num_tokens, NUM_HEADS * HEAD_DIM, dtype=torch.bfloat16)
     for subject in subjects:
         subject.attention.plan(inputs)
-    best = [float("inf")] * len(subjects)
+    taken: list[list[float]] = [[] for _ in subjects]
     end = time.perf_counter() + seconds * len(subjects)
     layer = 0
     while time.perf_counter() < end:
-        for i, subject in enumerate(subjects):
+        for calls, subject in zip(taken, subjects, strict=True):
             start = time.perf_counter()
             subject.attention.attend(layer % subject.num_layers, rules, qkv, out)
-            best[i] = min(best[i], time.perf_counter() - start)
+            calls.append(time.perf_counter() - start)
         layer += 1
-    return best
+    return taken
 
 
 def read_gigabytes_per_second(seconds: float) -> float:
@@ -133,40 +141,51 @@ def main() -> None:
     parser.add_argument("--isa", default="", help="portable, avx2, avx512, amx; the best if empty")
     parser.add_argument("--kv", nargs="*", default=["bf16", "int8"], help="bf16, fp32, int8")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--other", type=Path, help="a library to take turns with")
     options = parser.parse_args()
     library = load_native(options.cache_dir, every_isa=True)
     if library is None:
         raise SystemExit("there is no native library to time")
-    library.set_num_threads(options.threads)
+    libraries = [library] + ([NativeLibrary(options.other)] if options.other else [])
     torch.set_num_threads(options.threads)
     isa = Isa[options.isa.upper()] if options.isa else library.best_isa
     print(f"{isa.name.lower()}, {options.threads} threads", end="; ")
     print(f"they read {read_gigabytes_per_second(options.seconds):.1f} GB/s")
-    print(f"{'us per layer':24}" + "".join(f"{kv:>10}   GB/s  GFLOP/s" for kv in options.kv))
-    with library.limited_to(isa):
+    of_other = "     other  times" if options.other else ""
+    columns = "".join(f"{kv:>10}   GB/s  GFLOP/s{of_other}" for kv in options.kv)
+    print(f"{'us per layer':24}{columns}")
+    with ExitStack() as limited:
+        for one in libraries:
+            one.set_num_threads(options.threads)
+            limited.enter_context(one.limited_to(isa))
         for name, sequences in CASES.items():
             if options.only in name:
-                report(name, sequences, library, options)
+                report(name, sequences, libraries, options)
 
 
 def report(
     name: str,
     sequences: list[tuple[int, int]],
-    library: NativeLibrary,
+    libraries: list[NativeLibrary],
     options: argparse.Namespace,
 ) -> None:
     inputs = make_rows(sequences, options.tokens_per_block)
     subjects = [
-        make_subject(library, inputs, options.tokens_per_block, DTYPES[kv]) for kv in options.kv
+        make_subject(library, inputs, options.tokens_per_block, DTYPES[kv])
+        for kv in options.kv
+        for library in libraries
     ]
+    taken = seconds_of_calls(subjects, inputs, options.seconds)
     seen = sum(rows * length - rows * (rows - 1) // 2 for rows, length in sequences)
     flops = seen * NUM_HEADS * HEAD_DIM * 4
     line = f"{name:24}"
-    for subject, best in zip(
-        subjects, best_seconds(subjects, inputs, options.seconds), strict=True
-    ):
-        rate, speed = subject.kv_bytes / best / 1e9, flops / best / 1e9
+    for first in range(0, len(subjects), len(libraries)):
+        best = min(taken[first])
+        rate, speed = subjects[first].kv_bytes / best / 1e9, flops / best / 1e9
         line += f"{best * 1e6:10.1f}{rate:7.1f}{speed:9.0f}"
+        for others in taken[first + 1 : first + len(libraries)]:
+            times = np.median(np.divide(others, taken[first]))
+            line += f"{min(others) * 1e6:10.1f}{times:6.2f}x"
     print(line, flush=True)
 
 

@@ -129,15 +129,19 @@ def dequantized_case(
     """The case as it is given, and the textbook's output on the K and V that int8 makes of it."""
     case = make_case(list(sequences), layer, num_heads=num_heads, tokens_per_block=tokens_per_block)
     case.query *= 4 * layer.key_dim**-0.5
+    return case, expected_output(dequantized(case), rules)
+
+
+def dequantized(case: Case) -> Case:
+    """The case on the K and V that int8 makes of it."""
 
     def through_int8(rows: Array) -> Array:
         whole, scales = quantize_heads(torch.from_numpy(rows).float())
         result: Array = (whole.double() * scales.double().unsqueeze(-1)).numpy()
         return result
 
-    rounded = replace(
+    return replace(
         case,
         keys=[through_int8(rows) for rows in case.keys],
         values=[through_int8(rows) for rows in case.values],
     )
-    return case, expected_output(rounded, rules)

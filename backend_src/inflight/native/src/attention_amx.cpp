@@ -15,15 +15,16 @@ namespace {
 constexpr int tile_rows = 16, tile_depth = 32, tile_columns = 16;
 static_assert(strip_rows <= tile_rows, "a strip is one tile high");
 
-// Tiles 0-3 are sums side by side, 4 is the left factor, and 5 and 6 are the right ones in turn.
+// Tiles 0-3 are sums side by side, 4 is the left factor, 5 each right one. Two for these in turn
+// gain nothing, and lose 5% to 8% in the slow mode of the machine in docs/performance.md.
 struct alignas(64) TileConfiguration {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {};
 
     explicit TileConfiguration(int num_rows) {
         for (int tile = 0; tile < 5; ++tile) rows[tile] = uint8_t(num_rows);
-        rows[5] = rows[6] = tile_rows;
+        rows[5] = tile_rows;
     }
 };
 
@@ -44,17 +45,17 @@ inline void fetch(const Factor& factor) {
 template <int num_columns, class Right>
 inline void multiply(const bf16* left, int64_t left_stride, const Right& right) {
     _tile_loadd(4, left, left_stride * sizeof(bf16));
-#define INFLIGHT_ADD_PRODUCT(column, tile)                \
-    if (column < num_columns) {                           \
-        const Factor factor = right(column);              \
-        fetch(factor);                                    \
-        _tile_loadd(tile, factor.at, factor.stride);      \
-        _tile_dpbf16ps(column, 4, tile);                  \
+#define INFLIGHT_ADD_PRODUCT(column)              \
+    if (column < num_columns) {                   \
+        const Factor factor = right(column);      \
+        fetch(factor);                            \
+        _tile_loadd(5, factor.at, factor.stride); \
+        _tile_dpbf16ps(column, 4, 5);             \
     }
-    INFLIGHT_ADD_PRODUCT(0, 5)
-    INFLIGHT_ADD_PRODUCT(1, 6)
-    INFLIGHT_ADD_PRODUCT(2, 5)
-    INFLIGHT_ADD_PRODUCT(3, 6)
+    INFLIGHT_ADD_PRODUCT(0)
+    INFLIGHT_ADD_PRODUCT(1)
+    INFLIGHT_ADD_PRODUCT(2)
+    INFLIGHT_ADD_PRODUCT(3)
 #undef INFLIGHT_ADD_PRODUCT
 }
 
@@ -128,6 +129,15 @@ struct TileProducts {
     // Strips of fewer rows are read and written as whole ones; there is room for it.
     static void scores(const KvShape& shape, const bf16* query, int rows, const Tile<bf16>& tile,
                        float* scores) {
+        if (tile.num_groups > Tile<bf16>::max_groups / 2)
+            some_scores<4>(shape, query, rows, tile, scores);
+        else
+            some_scores<2>(shape, query, rows, tile, scores);
+    }
+
+    template <int num_groups>
+    static void some_scores(const KvShape& shape, const bf16* query, int rows,
+                            const Tile<bf16>& tile, float* scores) {
         const int64_t size = shape.head_dim;
         const Tile<bf16>* next = to_fetch(tile, rows);
         _tile_zero(0);
@@ -135,12 +145,12 @@ struct TileProducts {
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t i = 0; i < size; i += tile_depth)
-            multiply<4>(query + i, size, [&](int group) {
+            multiply<num_groups>(query + i, size, [&](int group) {
                 const int64_t at = i * tile.key_stride;
                 return Factor{tile.keys[group] + at, next ? next->keys[group] + at : nullptr,
                               tile.key_stride * 4};
             });
-        store_sums<4>(scores, key_tile);
+        store_sums<num_groups>(scores, key_tile);
     }
 
     static void accumulate(const KvShape& shape, const bf16* weights, int rows,
@@ -157,7 +167,7 @@ struct TileProducts {
         const int64_t size = shape.head_dim;
         const Tile<bf16>* next = to_fetch(tile, rows);
         load_sums<num_columns>(sums + dim, size);
-        for (int group = 0; group < Tile<bf16>::max_groups; group += 2)
+        for (int group = 0; group < tile.num_groups; group += 2)
             multiply<num_columns>(weights + group * key_group, key_tile, [&](int column) {
                 const int64_t at = (dim + column * tile_columns) * 2;
                 return Factor{tile.values[group] + at, next ? next->values[group] + at : nullptr,

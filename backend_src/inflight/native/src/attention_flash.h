@@ -155,6 +155,21 @@ void finish(const LayerCall& call, const WorkItem& item, const Scratch& scratch)
     }
 }
 
+// Keys of a tile that some row of the strip sees; 0 or less: none.
+inline int64_t num_seen(const LayerCall& call, const WorkItem& item, const Strip& strip,
+                        int64_t first_key) {
+    return position_of(call, item, strip.first_row + strip.num_rows - 1) + 1 - first_key;
+}
+
+// The tile without the keys after the first so many.
+template <class Storage>
+Tile<Storage> narrowed(Tile<Storage> tile, int64_t num_keys) {
+    if (num_keys >= tile.num_keys) return tile;
+    tile.num_keys = int(num_keys);
+    tile.num_groups = (tile.num_keys + key_group - 1) / key_group;
+    return tile;
+}
+
 template <class Products, class Readable>
 void attend_strip(const LayerCall& call, const WorkItem& item, const Strip& strip,
                   const Readable& tile, Scratch& scratch) {
@@ -174,7 +189,8 @@ void attend_strip(const LayerCall& call, const WorkItem& item, const Strip& stri
     if (!all_visible(call, item, strip, tile.first_key))
         hide(call, item, strip, tile.first_key, scratch.scores);
     const float factor = (rules.softcap != 0.0f ? 1.0f : rules.scale) * log2_e;
-    soften<Weight>(strip, factor, size, scaled ? scratch.value_scales : nullptr, scratch);
+    soften<Weight>(strip, tile.num_keys, factor, size, scaled ? scratch.value_scales : nullptr,
+                   scratch);
     Products::accumulate(call.shape, weights_of<Weight>(scratch), strip.num_rows, tile,
                          strip.sums);
 }
@@ -201,7 +217,9 @@ void attend_item(const LayerCall& call, const WorkItem& item, Scratch& scratch) 
             const int num_rows = rows - row < strip_rows ? rows - row : strip_rows;
             const Strip strip{row, num_rows, scratch.sums + row * size, scratch.totals[row],
                               scratch.tops + row};
-            attend_strip<Products>(call, item, strip, readable, scratch);
+            const int64_t seen = num_seen(call, item, strip, key);
+            if (seen > 0)
+                attend_strip<Products>(call, item, strip, narrowed(readable, seen), scratch);
         }
     }
     Products::end();

@@ -10,14 +10,21 @@
 namespace inflight {
 namespace {
 
+// Asks for the head of the token after the next as well.
+template <class Element>
+void load_elements(const Element* from, int64_t row_stride, int64_t size, float* to) {
+    constexpr int64_t line = 64 / sizeof(Element);
+    for (int64_t i = 0; i < size; i += line) __builtin_prefetch(from + 2 * row_stride + i);
+    for (int64_t i = 0; i < size; i += lanes) store(to + i, load(from + i));
+}
+
 void load_head(const Heads& heads, bool is_bf16, int64_t token, int64_t head, int64_t size,
                float* to) {
     const int64_t at = token * heads.row_stride + head * heads.head_stride;
     if (is_bf16)
-        for (int64_t i = 0; i < size; i += lanes)
-            store(to + i, load(static_cast<const bf16*>(heads.data) + at + i));
+        load_elements(static_cast<const bf16*>(heads.data) + at, heads.row_stride, size, to);
     else
-        memcpy(to, static_cast<const float*>(heads.data) + at, size * sizeof(float));
+        load_elements(static_cast<const float*>(heads.data) + at, heads.row_stride, size, to);
 }
 
 float sum_of_squares(const float* head, int64_t size) {
@@ -47,8 +54,14 @@ void rotate(const float* cos_sin, int64_t rotary_dim, float* head) {
     const int64_t half = rotary_dim / 2;
     const float *cosine = cos_sin, *sine = cos_sin + half;
     float *low = head, *high = head + half;
-#pragma omp simd
-    for (int64_t i = 0; i < half; ++i) {
+    int64_t i = 0;
+    for (; i + lanes <= half; i += lanes) {
+        const f32x16 a = load(low + i), b = load(high + i);
+        const f32x16 c = load(cosine + i), s = load(sine + i);
+        store(low + i, a * c - b * s);
+        store(high + i, b * c + a * s);
+    }
+    for (; i < half; ++i) {
         const float a = low[i], b = high[i];
         low[i] = a * cosine[i] - b * sine[i];
         high[i] = b * cosine[i] + a * sine[i];
@@ -148,29 +161,87 @@ void store_kv(const KvShape& shape, const float* key, const float* value,
         quantize(value, size, slot.values + slot.offset * size);
 }
 
+// Two tokens whose V lies in the same pairs, so that whole vectors are stored.
+void store_two(const KvShape& shape, const float (&keys)[2][max_head_dim],
+               const float (&values)[2][max_head_dim], const Slot<bf16>& slot) {
+    const int64_t size = shape.head_dim;
+    bf16* to = slot.values + slot.offset * size;
+    for (int64_t i = 0; i < size; i += wide_lanes) {
+        const auto rounded = [&](int which) {
+            return widened(wide_to_bf16(read<wide_float>(values[which] + i)));
+        };
+        write(to + 2 * i, rounded(0) | rounded(1) << 16);
+    }
+    bf16 rounded[2][max_head_dim];
+    for (int which = 0; which < 2; ++which)
+        for (int64_t i = 0; i < size; i += lanes)
+            store(rounded[which] + i, load(keys[which] + i));
+    for (int64_t i = 0; i < size; i += 2) {
+        const auto pair = [&](int which) { return uint64_t(read<uint32_t>(rounded[which] + i)); };
+        write(slot.keys + i * shape.tokens_per_block + slot.offset * 2, pair(0) | pair(1) << 32);
+    }
+}
+
+// The query, key and value heads of one token.
+template <class Query>
+class TokenHeads {
+public:
+    TokenHeads(const KvShape& shape, const LayerRules& rules, const RowInputs& in, int64_t token)
+        : in_(in),
+          token_(token),
+          size_(shape.head_dim),
+          group_(rules.num_heads / shape.num_kv_heads),
+          queries_(rules, in, in.q, rules.q_norm, rules.num_heads, size_, token),
+          keys_(rules, in, in.k, rules.k_norm, shape.num_kv_heads, size_, token) {}
+
+    // Fills the query buffer, and reads what is to be stored.
+    void prepare(int64_t kv_head, float* key, float* value) const {
+        Query* query = static_cast<Query*>(in_.query) +
+                       (kv_head * in_.num_tokens + token_) * group_ * size_;
+        for (int64_t g = 0; g < group_; ++g) {
+            queries_.read(kv_head * group_ + g, key);
+            for (int64_t i = 0; i < size_; i += lanes)
+                store(query + g * size_ + i, load(key + i));
+        }
+        keys_.read(kv_head, key);
+        load_head(in_.v, in_.is_bf16, token_, kv_head, size_, value);
+    }
+
+private:
+    const RowInputs& in_;
+    const int64_t token_, size_, group_;
+    const PreparedHeads queries_, keys_;
+};
+
 template <class Query, class Storage>
 void write_rows(const KvShape& shape, const LayerRules& rules, const RowInputs& in, int64_t begin,
                 int64_t end) {
-    const int64_t size = shape.head_dim, num_kv_heads = shape.num_kv_heads;
-    const int64_t group = rules.num_heads / num_kv_heads;
-    float head_values[max_head_dim], value[max_head_dim];
+    const int64_t num_kv_heads = shape.num_kv_heads;
+    const auto slot_of = [&](int64_t token, int64_t head) {
+        return Slot<Storage>(shape, in.storage, in.slots[token], head);
+    };
+    float keys[2][max_head_dim], values[2][max_head_dim];
     for (int64_t unit = begin; unit < end;) {
         const int64_t token = unit / num_kv_heads;
-        const PreparedHeads queries(rules, in, in.q, rules.q_norm, rules.num_heads, size, token);
-        const PreparedHeads keys(rules, in, in.k, rules.k_norm, num_kv_heads, size, token);
-        for (; unit < end && unit / num_kv_heads == token; ++unit) {
-            const int64_t kv_head = unit % num_kv_heads;
-            Query* query = static_cast<Query*>(in.query) +
-                           (kv_head * in.num_tokens + token) * group * size;
-            for (int64_t g = 0; g < group; ++g) {
-                queries.read(kv_head * group + g, head_values);
-                for (int64_t i = 0; i < size; i += lanes)
-                    store(query + g * size + i, load(head_values + i));
+        const TokenHeads<Query> heads(shape, rules, in, token);
+        if constexpr (pair_size<Storage> == 2) {
+            const bool has_next = unit % num_kv_heads == 0 && unit + 2 * num_kv_heads <= end;
+            const int64_t slot = in.slots[token];
+            if (has_next && slot % 2 == 0 && in.slots[token + 1] == slot + 1) {
+                const TokenHeads<Query> next(shape, rules, in, token + 1);
+                for (int64_t head = 0; head < num_kv_heads; ++head) {
+                    heads.prepare(head, keys[0], values[0]);
+                    next.prepare(head, keys[1], values[1]);
+                    store_two(shape, keys, values, slot_of(token, head));
+                }
+                unit += 2 * num_kv_heads;
+                continue;
             }
-            keys.read(kv_head, head_values);
-            load_head(in.v, in.is_bf16, token, kv_head, size, value);
-            store_kv(shape, head_values, value,
-                     Slot<Storage>(shape, in.storage, in.slots[token], kv_head));
+        }
+        for (; unit < end && unit / num_kv_heads == token; ++unit) {
+            const int64_t head = unit % num_kv_heads;
+            heads.prepare(head, keys[0], values[0]);
+            store_kv(shape, keys[0], values[0], slot_of(token, head));
         }
     }
 }

@@ -81,13 +81,13 @@ INFLIGHT_INLINE void raise_reference(const Strip& strip, int row, float tallest,
     for (int64_t i = 0; i < size; i += lanes) store(sums + i, load(sums + i) * shrink);
 }
 
-// Turns the scores of a whole tile, in units of which `factor` make one power of two, into weights,
-// and adds these to the totals. What is handed on is multiplied by `value_scales`, one for each
-// key, where it is not null.
-template <class Weight>
-void soften(const Strip& strip, float factor, int64_t size, const float* value_scales,
+// Turns the scores of the first `num_keys` of a tile, in units of which `factor` make one power of
+// two, into weights, and adds these to the totals. What is handed on is multiplied by
+// `value_scales`, one for each key, where it is not null.
+template <int num_keys, class Weight>
+void soften_keys(const Strip& strip, float factor, int64_t size, const float* value_scales,
             Scratch& scratch) {
-    constexpr int num_vectors = key_tile / wide_lanes;
+    constexpr int num_vectors = num_keys / wide_lanes;
     for (int row = 0; row < strip.num_rows; ++row) {
         const float* scores = scratch.scores + row * key_tile;
         Weight* weights = weights_of<Weight>(scratch) + row * key_tile;
@@ -113,6 +113,16 @@ void soften(const Strip& strip, float factor, int64_t size, const float* value_s
         }
         write(totals, total);
     }
+}
+
+// Of a whole tile, or of its first half where no more than that is seen.
+template <class Weight>
+void soften(const Strip& strip, int num_seen, float factor, int64_t size,
+            const float* value_scales, Scratch& scratch) {
+    if (num_seen > key_tile / 2)
+        soften_keys<key_tile, Weight>(strip, factor, size, value_scales, scratch);
+    else
+        soften_keys<key_tile / 2, Weight>(strip, factor, size, value_scales, scratch);
 }
 
 }  // namespace

@@ -88,6 +88,14 @@ INFLIGHT_INLINE wide_half wide_to_bf16(wide_float value) {
 #endif
 }
 
+INFLIGHT_INLINE wide_bits widened(wide_half half) {
+#if defined(__AVX512F__)
+    return (wide_bits)_mm512_cvtepu16_epi32((__m256i)half);
+#else
+    return __builtin_convertvector(half, wide_bits);
+#endif
+}
+
 // 2^x for x <= 127; 0 below -126.5; NaN stays NaN. Relative error 1e-7.
 //
 // 2^x = 2^n * 2^f with n whole and |f| <= 1/2, and the polynomial for 2^f whose largest relative
@@ -146,15 +154,8 @@ INFLIGHT_INLINE f32x16 load(const float* from) { return read<f32x16>(from); }
 
 INFLIGHT_INLINE f32x16 load(const bf16* from) {
     f32x16 result;
-    for (int i = 0; i < lanes; i += wide_lanes) {
-        const wide_half half = read<wide_half>(from + i);
-#if defined(__AVX512F__)
-        const wide_bits bits = (wide_bits)_mm512_cvtepu16_epi32((__m256i)half);
-#else
-        const wide_bits bits = __builtin_convertvector(half, wide_bits);
-#endif
-        write((float*)&result + i, bits << 16);
-    }
+    for (int i = 0; i < lanes; i += wide_lanes)
+        write((float*)&result + i, widened(read<wide_half>(from + i)) << 16);
     return result;
 }
 
