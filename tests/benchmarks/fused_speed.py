@@ -61,7 +61,7 @@ ALONE, OF_READING, OF_MULTIPLYING = "weights alone", "of the read rate", "of the
 GROUPS = {
     "linears": ("linear",),
     "attention": ("attend", "plan"),
-    "norms": ("rms_norm", "embed"),
+    "norms": ("rms_norm", "layer_norm", "copy", "activate", "embed"),
 }
 
 

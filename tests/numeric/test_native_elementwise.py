@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inflight.native.elementwise import (
     Activation,
     Elementwise,
     NativeElementwise,
+    PlainActivation,
     TorchElementwise,
     rope_table,
 )
@@ -42,23 +45,63 @@ def check(got: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("with_delta", [False, True])
-def test_rms_norm(
-    ops: Elementwise, shape: tuple[int, int], dtype: torch.dtype, with_delta: bool
-) -> None:
+@pytest.mark.parametrize("target", ["fp32", "bf16", "added"])
+@pytest.mark.parametrize("kind", ["rms", "layer", "layer with bias"])
+def test_norms(ops: Elementwise, shape: tuple[int, int], target: str, kind: str) -> None:
     generator = torch.Generator().manual_seed(1)
-    residual = torch.randn(shape, generator=generator) * 3
-    delta = torch.randn(shape, generator=generator) if with_delta else None
-    weight = torch.randn(shape[1], generator=generator)
-    out = torch.full(shape, torch.nan, dtype=dtype)
-    total = residual.double() + (0.0 if delta is None else delta.double())
-    untouched = residual.clone()
-    ops.rms_norm(residual, weight, 1e-2, out, delta=delta, weight_offset=1.0)
-    norm = total / (total.square().mean(-1, keepdim=True) + 1e-2).sqrt() * (weight.double() + 1)
-    check(out, norm)
-    check(residual, total)
-    assert with_delta or torch.equal(residual, untouched)
+    x = torch.randn(shape, generator=generator) * 3 + 1
+    weight, bias = torch.randn((2, shape[1]), generator=generator)
+    dtype, accumulate = torch.bfloat16 if target == "bf16" else torch.float32, target == "added"
+    before = torch.randn(shape, generator=generator) if accumulate else torch.tensor(torch.nan)
+    out, untouched = before.to(dtype).expand(shape).clone(), x.clone()
+    centered = x.double()
+    if kind == "rms":
+        ops.rms_norm(x, weight, 1e-2, out, accumulate=accumulate)
+    else:
+        own_bias = bias if kind == "layer with bias" else None
+        ops.layer_norm(x, weight, own_bias, 1e-2, out, accumulate=accumulate)
+        centered -= centered.mean(-1, keepdim=True)
+    norm = centered / (centered.square().mean(-1, keepdim=True) + 1e-2).sqrt() * weight.double()
+    if kind == "layer with bias":
+        norm += bias.double()
+    check(out, norm + before.double() if accumulate else norm)
+    assert torch.equal(x, untouched)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_copy(ops: Elementwise, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, out = torch.randn(shape), torch.empty(shape, dtype=dtype)
+    ops.copy(x, out)
+    assert torch.equal(out, x.to(dtype))
+
+
+PLAIN: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("activation", PLAIN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_plain_activations(
+    ops: Elementwise, shape: tuple[int, int], activation: PlainActivation, dtype: torch.dtype
+) -> None:
+    data = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 3).to(dtype)
+    data[0, :5] = torch.tensor([-200.0, 200.0, 0.0, -0.0, torch.nan])
+    expected = PLAIN[activation](data.double())
+    ops.activate(data, activation)
+    assert data[0, 4].isnan(), "a broken row shows as broken"
+    torch.testing.assert_close(
+        data.double(),
+        expected,
+        rtol=2.0**-8 if dtype is torch.bfloat16 else 2e-6,
+        atol=2.0**-8 if dtype is torch.bfloat16 else 2e-6,
+        equal_nan=True,
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,4 +1,4 @@
-"""The operations between the linears: RMSNorm, gated activations, embedding; native and in torch.
+"""The operations between the linears: norms, activations, copies, embedding; native and in torch.
 
 ``NativeElementwise`` and ``TorchElementwise`` have the same methods and promise the same results
 up to rounding. All tensors are contiguous, on the CPU, and of widths that are multiples of 16;
@@ -7,8 +7,9 @@ up to rounding. All tensors are contiguous, on the CPU, and of widths that are m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -26,19 +27,50 @@ class Activation(IntEnum):
     GELU_TANH = 1
 
 
+PlainActivation = Literal["relu", "relu2", "gelu", "gelu_tanh"]
+"""Of an MLP without a gate; relu2 is the square of relu. The numbers of src/elementwise.h are their
+places here."""
+
+_PLAIN: Mapping[PlainActivation, int] = {
+    name: number for number, name in enumerate(get_args(PlainActivation))
+}
+
+
+class _Target(IntEnum):
+    """The numbers are those of src/elementwise.h."""
+
+    FLOAT = 0
+    BF16 = 1
+    ADDED_TO_FLOAT = 2
+
+
 class Elementwise(Protocol):
     def rms_norm(
+        self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, accumulate: bool = False
+    ) -> None:
+        """out [T, H], fp32 or bf16, = x / sqrt(mean(x^2) + epsilon) * weight, of fp32[T, H] and
+        fp32[H]; with ``accumulate`` that is added to ``out``, fp32."""
+        ...
+
+    def layer_norm(
         self,
-        residual: Tensor,
+        x: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         epsilon: float,
         out: Tensor,
         *,
-        delta: Tensor | None = None,
-        weight_offset: float = 0.0,
+        accumulate: bool = False,
     ) -> None:
-        """residual fp32[T, H] += delta fp32[T, H], in place; then out [T, H], fp32 or bf16, =
-        residual / sqrt(mean(residual^2) + epsilon) * (weight fp32[H] + weight_offset)."""
+        """As ``rms_norm`` of x - mean(x), plus ``bias`` fp32[H]."""
+        ...
+
+    def copy(self, x: Tensor, out: Tensor) -> None:
+        """out [T, H], fp32 or bf16, = x, fp32[T, H]."""
+        ...
+
+    def activate(self, data: Tensor, activation: PlainActivation) -> None:
+        """data [T, I], fp32 or bf16, = activation(data), in place."""
         ...
 
     def gated_product(self, gate_up: Tensor, out: Tensor, activation: Activation) -> None:
@@ -54,37 +86,68 @@ class Elementwise(Protocol):
 
 class NativeElementwise:
     def __init__(self, library: FunctionSource) -> None:
-        self._rms_norm = library.function(
-            "inflight_rms_norm", *[Pointer] * 4, *[Int] * 2, *[Float] * 2, Int
+        self._norm = library.function(
+            "inflight_norm", *[Pointer] * 4, *[Int] * 2, Float, *[Int] * 2
         )
+        self._copy = library.function("inflight_copy", *[Pointer] * 2, *[Int] * 3)
+        self._activate = library.function("inflight_activate", Pointer, *[Int] * 4)
         self._gated_product = library.function("inflight_gated_product", *[Pointer] * 2, *[Int] * 5)
         self._embed = library.function(
             "inflight_embed", Pointer, Int, *[Pointer] * 2, *[Int] * 2, Float, Int, result=Int
         )
 
     def rms_norm(
+        self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, accumulate: bool = False
+    ) -> None:
+        self._normalize(x, weight, None, epsilon, out, False, accumulate)
+
+    def layer_norm(
         self,
-        residual: Tensor,
+        x: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         epsilon: float,
         out: Tensor,
         *,
-        delta: Tensor | None = None,
-        weight_offset: float = 0.0,
+        accumulate: bool = False,
     ) -> None:
-        rows, width = residual.shape
-        assert width % WIDTH_MULTIPLE == 0
-        self._rms_norm(
-            residual.data_ptr(),
-            None if delta is None else delta.data_ptr(),
+        self._normalize(x, weight, bias, epsilon, out, True, accumulate)
+
+    def _normalize(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        epsilon: float,
+        out: Tensor,
+        is_centered: bool,
+        accumulate: bool,
+    ) -> None:
+        rows, width = x.shape
+        is_bf16 = out.dtype is torch.bfloat16
+        assert width % WIDTH_MULTIPLE == 0 and not (is_bf16 and accumulate)
+        self._norm(
+            x.data_ptr(),
             weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             rows,
             width,
             epsilon,
-            weight_offset,
-            out.dtype is torch.bfloat16,
+            is_centered,
+            _Target.ADDED_TO_FLOAT if accumulate else _Target(is_bf16),
         )
+
+    def copy(self, x: Tensor, out: Tensor) -> None:
+        rows, width = x.shape
+        assert width % WIDTH_MULTIPLE == 0
+        self._copy(x.data_ptr(), out.data_ptr(), rows, width, out.dtype is torch.bfloat16)
+
+    def activate(self, data: Tensor, activation: PlainActivation) -> None:
+        rows, width = data.shape
+        assert width % WIDTH_MULTIPLE == 0
+        is_bf16 = data.dtype is torch.bfloat16
+        self._activate(data.data_ptr(), rows, width, _PLAIN[activation], is_bf16)
 
     def gated_product(self, gate_up: Tensor, out: Tensor, activation: Activation) -> None:
         rows, width = out.shape
@@ -119,19 +182,34 @@ class NativeElementwise:
 
 class TorchElementwise:
     def rms_norm(
+        self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, accumulate: bool = False
+    ) -> None:
+        factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+        _put(x * factor * weight, out, accumulate)
+
+    def layer_norm(
         self,
-        residual: Tensor,
+        x: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         epsilon: float,
         out: Tensor,
         *,
-        delta: Tensor | None = None,
-        weight_offset: float = 0.0,
+        accumulate: bool = False,
     ) -> None:
-        if delta is not None:
-            residual += delta
-        factor = torch.rsqrt(residual.square().mean(-1, keepdim=True) + epsilon)
-        out.copy_(residual * factor * (weight + weight_offset))
+        _put(functional.layer_norm(x, x.shape[-1:], weight, bias, epsilon), out, accumulate)
+
+    def copy(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(x)
+
+    def activate(self, data: Tensor, activation: PlainActivation) -> None:
+        if activation == "relu":
+            data.relu_()
+        elif activation == "relu2":
+            data.relu_().square_()
+        else:
+            approximate = "tanh" if activation == "gelu_tanh" else "none"
+            data.copy_(functional.gelu(data, approximate=approximate))
 
     def gated_product(self, gate_up: Tensor, out: Tensor, activation: Activation) -> None:
         gate, up = gate_up.float().chunk(2, dim=-1)
@@ -145,6 +223,13 @@ class TorchElementwise:
             raise IndexError(f"a token id is not below {len(table)}")
         out.copy_(table[ids])
         out *= scale
+
+
+def _put(value: Tensor, out: Tensor, accumulate: bool) -> None:
+    if accumulate:
+        out += value
+    else:
+        out.copy_(value)
 
 
 def rope_table(

@@ -22,9 +22,11 @@ class _Recordable(NamedTuple):
 
 
 _RECORDABLE = {
-    "inflight_rms_norm": _Recordable(0, 4),
-    "inflight_linear": _Recordable(1, 2),
-    "inflight_attention_attend": _Recordable(2, None),
+    "inflight_norm": _Recordable(0, 4),
+    "inflight_copy": _Recordable(1, 2),
+    "inflight_activate": _Recordable(2, 1),
+    "inflight_linear": _Recordable(3, 2),
+    "inflight_attention_attend": _Recordable(4, None),
 }
 
 _CALL = np.dtype([("function", np.int64), ("arguments", np.int64, 9)])

@@ -21,11 +21,10 @@ from inflight.model.fused.spec import (
     LayerSpec,
     MlpSpec,
     NormNames,
-    PlainActivation,
     RopeSpec,
 )
 from inflight.native.attention import MAX_HEAD_DIM
-from inflight.native.elementwise import WIDTH_MULTIPLE
+from inflight.native.elementwise import WIDTH_MULTIPLE, PlainActivation
 from inflight.native.linear import Activation
 
 GATED_ACTIVATIONS: Mapping[str, Activation] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inflight.model.fused.ops import FusedOps
@@ -38,7 +37,7 @@ def _mlp(
         ops.linear.gate_up(rows.hidden, weights.up, inner, spec.gated_activation)
     else:
         ops.linear(rows.hidden, weights.up, inner)
-        _activate(inner, spec)
+        ops.elementwise.activate(inner, spec.plain_activation)
     ops.linear(inner, weights.down, out, accumulate=accumulate)
 
 
@@ -68,14 +67,3 @@ def _experts(
         shared = between.results[num_expert_rows:]
         _mlp(ops, rows, spec.mlp, weights.mlp, shared, accumulate=False)
     ops.experts.combine(between.results, routing, out, accumulate=accumulate)
-
-
-def _activate(inner: Tensor, spec: MlpSpec) -> None:
-    """In place."""
-    if spec.activation == "relu":
-        inner.relu_()
-    elif spec.activation == "relu2":
-        inner.relu_().square_()
-    else:
-        approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
-        inner.copy_(F.gelu(inner, approximate=approximate))

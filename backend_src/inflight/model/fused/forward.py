@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from copy import copy
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inflight.model.fused.decoder_tensors import NormWeights
@@ -56,7 +55,9 @@ class FusedDecoder:
         self._layers: tuple[_Layer, ...] = tuple(
             enumerate(zip(spec.layers, weights.layers, rules, strict=True))
         )
-        is_recordable = len(self._layers) > 1 and _is_native_throughout(spec, weights)
+        # Experts gather their rows in torch.
+        is_native_throughout = all(layer.experts is None for layer in spec.layers)
+        is_recordable = len(self._layers) > 1 and is_native_throughout
         self._library = library if is_recordable else None
         self._recorded: RecordedCalls | None = None
         """All layers but the last."""
@@ -169,34 +170,24 @@ class FusedDecoder:
     def _add_branch(self, rows: Rows, norm: NormWeights | None) -> None:
         """What a block has written under ``norm`` goes to the residual."""
         if norm is not None:
-            # In place: every row is read to its end before any of it is written.
-            self._normalize(rows.branch, norm, self.spec.norm_epsilon, rows.branch)
-            rows.residual.add_(rows.branch)
+            epsilon = self.spec.norm_epsilon
+            self._normalize(rows.branch, norm, epsilon, rows.residual, accumulate=True)
 
     def _read(self, rows: Rows, norm: NormWeights | None) -> None:
         """hidden = the residual, as a block reads it."""
         if norm is None:
-            rows.hidden.copy_(rows.residual)
+            self.ops.elementwise.copy(rows.residual, rows.hidden)
         else:
             self._normalize(rows.residual, norm, self._stream_epsilon, rows.hidden)
 
-    def _normalize(self, x: Tensor, norm: NormWeights, epsilon: float, out: Tensor) -> None:
+    def _normalize(
+        self, x: Tensor, norm: NormWeights, epsilon: float, out: Tensor, *, accumulate: bool = False
+    ) -> None:
+        ops = self.ops.elementwise
         if self.spec.norm_kind is NormKind.RMS:
-            self.ops.elementwise.rms_norm(x, norm.weight, epsilon, out)
+            ops.rms_norm(x, norm.weight, epsilon, out, accumulate=accumulate)
         else:
-            out.copy_(F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, epsilon))
-
-
-def _is_native_throughout(spec: DecoderSpec, weights: DecoderWeights) -> bool:
-    """Whether a layer computes nothing in torch."""
-    return spec.norm_kind is NormKind.RMS and all(
-        layer.experts is None
-        and layer.mlp is not None
-        and layer.mlp.is_gated
-        and None not in (own.before_attention, own.before_mlp)
-        and (own.after_attention, own.after_mlp) == (None, None)
-        for layer, own in zip(spec.layers, weights.layers, strict=True)
-    )
+            ops.layer_norm(x, norm.weight, norm.bias, epsilon, out, accumulate=accumulate)
 
 
 def _layer_rules(spec: DecoderSpec, weights: DecoderWeights, max_seq_len: int) -> list[LayerRules]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
 
+from inflight.native.elementwise import PlainActivation
 from inflight.native.linear import Activation
-
-PlainActivation = Literal["gelu", "gelu_tanh", "relu", "relu2"]
-"""Of an MLP without a gate; relu2 is the square of relu."""
 
 
 class NormKind(Enum):
@@ -88,6 +85,12 @@ class MlpSpec:
     def gated_activation(self) -> Activation:
         """Where there is a gate."""
         assert self.is_gated and (self.activation == "silu" or self.activation == "gelu_tanh")
+        return self.activation
+
+    @property
+    def plain_activation(self) -> PlainActivation:
+        """Where there is none."""
+        assert not self.is_gated and self.activation != "silu"
         return self.activation
 
 

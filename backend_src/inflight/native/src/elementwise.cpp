@@ -19,9 +19,15 @@ void over_rows(void (*kernel)(const Op&, int64_t, int64_t), const Op& op, int64_
     });
 }
 
-constexpr Versions<RmsNormRows> rms_norm{
-    portable::rms_norm_rows, INFLIGHT_IF_AVX2(avx2::rms_norm_rows),
-    INFLIGHT_IF_AVX512(avx512::rms_norm_rows), nullptr};
+constexpr Versions<NormRows> norm{
+    portable::norm_rows, INFLIGHT_IF_AVX2(avx2::norm_rows), INFLIGHT_IF_AVX512(avx512::norm_rows),
+    nullptr};
+constexpr Versions<CopyRows> copying{
+    portable::copy_rows, INFLIGHT_IF_AVX2(avx2::copy_rows), INFLIGHT_IF_AVX512(avx512::copy_rows),
+    nullptr};
+constexpr Versions<ActivatedRows> activating{
+    portable::activated_rows, INFLIGHT_IF_AVX2(avx2::activated_rows),
+    INFLIGHT_IF_AVX512(avx512::activated_rows), nullptr};
 constexpr Versions<GatedProductRows> gated{
     portable::gated_rows, INFLIGHT_IF_AVX2(avx2::gated_rows),
     INFLIGHT_IF_AVX512(avx512::gated_rows), nullptr};
@@ -34,11 +40,22 @@ constexpr Versions<EmbeddingRows> embedding{
 
 using namespace inflight;
 
-INFLIGHT_API void inflight_rms_norm(float* residual, const float* delta, const float* weight,
-                                    void* out, int64_t rows, int64_t width, float epsilon,
-                                    float weight_offset, int64_t out_is_bf16) {
-    const RmsNorm op{residual, delta, weight, out, width, epsilon, weight_offset, out_is_bf16 != 0};
-    over_rows(rms_norm.chosen(), op, rows);
+INFLIGHT_API void inflight_norm(const float* x, const float* weight, const float* bias, void* out,
+                                int64_t rows, int64_t width, float epsilon, int64_t is_centered,
+                                int64_t target) {
+    const Norm op{x, weight, bias, out, width, epsilon, is_centered != 0, Target(target)};
+    over_rows(norm.chosen(), op, rows);
+}
+
+INFLIGHT_API void inflight_copy(const float* x, void* out, int64_t rows, int64_t width,
+                                int64_t out_is_bf16) {
+    over_rows(copying.chosen(), Copy{x, out, width, out_is_bf16 != 0}, rows);
+}
+
+INFLIGHT_API void inflight_activate(void* data, int64_t rows, int64_t width, int64_t activation,
+                                    int64_t is_bf16) {
+    const Activated op{data, width, PlainActivation(activation), is_bf16 != 0};
+    over_rows(activating.chosen(), op, rows);
 }
 
 INFLIGHT_API void inflight_gated_product(const void* gate_up, void* out, int64_t rows,

@@ -9,24 +9,54 @@ namespace inflight {
 namespace INFLIGHT_ISA {
 namespace {
 
+float mean_of(const float* x, int64_t width) {
+    f32x16 total = {};
+    for (int64_t i = 0; i < width; i += lanes) total += load(x + i);
+    return sum(total) / float(width);
+}
+
 template <class Out>
-void norm_row(const RmsNorm& op, int64_t row) {
-    float* residual = op.residual + row * op.width;
+void norm_row(const Norm& op, int64_t row) {
+    const float* x = op.x + row * op.width;
+    const float mean = op.is_centered ? mean_of(x, op.width) : 0.0f;
     f32x16 squares = {};
     for (int64_t i = 0; i < op.width; i += lanes) {
-        f32x16 x = load(residual + i);
-        if (op.delta) {
-            x += load(op.delta + row * op.width + i);
-            store(residual + i, x);
-        }
-        squares += x * x;
+        const f32x16 value = load(x + i) - mean;
+        squares += value * value;
     }
     const float factor = 1.0f / std::sqrt(sum(squares) / float(op.width) + op.epsilon);
     Out* out = static_cast<Out*>(op.out) + row * op.width;
     for (int64_t i = 0; i < op.width; i += lanes) {
-        const f32x16 weight = load(op.weight + i) + op.weight_offset;
-        store(out + i, load(residual + i) * factor * weight);
+        f32x16 value = (load(x + i) - mean) * factor * load(op.weight + i);
+        if (op.bias) value += load(op.bias + i);
+        if (op.target == Target::added_to_float) value += load(out + i);
+        store(out + i, value);
     }
+}
+
+template <class Out>
+void copy_row(const Copy& op, int64_t row) {
+    Out* out = static_cast<Out*>(op.out) + row * op.width;
+    for (int64_t i = 0; i < op.width; i += lanes) store(out + i, load(op.x + row * op.width + i));
+}
+
+// Abramowitz and Stegun, 7.1.26. Absolute error 2e-7; NaN stays NaN. From 10 on it is 1.
+f32x16 erf(f32x16 x) {
+    const f32x16 size = min(splat(10.0f), max(x, -x));
+    const f32x16 t = reciprocal(1.0f + 0.3275911f * size);
+    f32x16 p = 1.061405429f * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    const f32x16 result = 1.0f - p * t * exp(-size * size);
+    return x < 0.0f ? -result : result;
+}
+
+template <PlainActivation activation>
+f32x16 plain(f32x16 x) {
+    if (activation == PlainActivation::gelu) return 0.5f * x * (1.0f + erf(0.707106781f * x));
+    const f32x16 positive = max(splat(0.0f), x);
+    return activation == PlainActivation::relu2 ? positive * positive : positive;
 }
 
 f32x16 activated(Activation activation, f32x16 x) {
@@ -51,11 +81,45 @@ void embedding_row(const Embedding& op, int64_t row) {
         store(op.out + row * op.width + i, load(from + i) * op.scale);
 }
 
+template <class Number, f32x16 of(f32x16)>
+void activated_row(const Activated& op, int64_t row) {
+    Number* data = static_cast<Number*>(op.data) + row * op.width;
+    for (int64_t i = 0; i < op.width; i += lanes) store(data + i, of(load(data + i)));
+}
+
+f32x16 gelu_tanh(f32x16 x) { return activated(Activation::gelu_tanh, x); }
+
+template <class Number>
+void activate_rows(const Activated& op, int64_t begin, int64_t end) {
+    void (*row_of)(const Activated&, int64_t) = nullptr;
+    switch (op.activation) {
+        case PlainActivation::relu: row_of = activated_row<Number, plain<PlainActivation::relu>>; break;
+        case PlainActivation::relu2:
+            row_of = activated_row<Number, plain<PlainActivation::relu2>>;
+            break;
+        case PlainActivation::gelu: row_of = activated_row<Number, plain<PlainActivation::gelu>>; break;
+        case PlainActivation::gelu_tanh: row_of = activated_row<Number, gelu_tanh>; break;
+    }
+    for (int64_t row = begin; row < end; ++row) row_of(op, row);
+}
+
 }  // namespace
 
-void rms_norm_rows(const RmsNorm& op, int64_t begin, int64_t end) {
-    const auto norm = op.out_is_bf16 ? norm_row<bf16> : norm_row<float>;
+void norm_rows(const Norm& op, int64_t begin, int64_t end) {
+    const auto norm = op.target == Target::bf16_numbers ? norm_row<bf16> : norm_row<float>;
     for (int64_t row = begin; row < end; ++row) norm(op, row);
+}
+
+void copy_rows(const Copy& op, int64_t begin, int64_t end) {
+    const auto copy = op.out_is_bf16 ? copy_row<bf16> : copy_row<float>;
+    for (int64_t row = begin; row < end; ++row) copy(op, row);
+}
+
+void activated_rows(const Activated& op, int64_t begin, int64_t end) {
+    if (op.is_bf16)
+        activate_rows<bf16>(op, begin, end);
+    else
+        activate_rows<float>(op, begin, end);
 }
 
 void gated_rows(const GatedProduct& op, int64_t begin, int64_t end) {

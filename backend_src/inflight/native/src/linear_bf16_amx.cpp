@@ -63,9 +63,9 @@ private:
 };
 
 // Tiles 0 and 1 are sums of the upper 16 rows, 2 and 3 of the lower; 4 and 5 the rows of x, which
-// are loaded so that they do not drive the panel out of the first-level cache; 6 and 7 the weights.
-// All loads come before all products: at times the two do not overlap (docs/performance.md), and
-// this order is then 7 to 14% faster than others.
+// are loaded so that they do not drive the panel out of the first-level cache; 6 the weights, 16
+// columns and then the others. A register of its own for those, with all loads before all products,
+// takes up to 1.2 times as long (docs/performance.md).
 template <WeightKind kind, bool has_lower>
 void amx_block(const uint8_t* x, int64_t k, const Panel& panel, float* tile) {
     const int64_t steps = k / group_size, x_stride = 2 * k;
@@ -84,13 +84,11 @@ void amx_block(const uint8_t* x, int64_t k, const Panel& panel, float* tile) {
         _tile_stream_loadd(4, x + step * tile_row_bytes, x_stride);
         if constexpr (has_lower) _tile_stream_loadd(5, lower_x + step * tile_row_bytes, x_stride);
         _tile_loadd(6, weights, panel_stride);
-        _tile_loadd(7, weights + tile_row_bytes, panel_stride);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (has_lower) {
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+        if constexpr (has_lower) _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(6, weights + tile_row_bytes, panel_stride);
+        _tile_dpbf16ps(1, 4, 6);
+        if constexpr (has_lower) _tile_dpbf16ps(3, 5, 6);
     }
     float* lower_tile = tile + tile_rows * panel_columns;
     _tile_stored(0, tile, panel_stride);
