@@ -154,8 +154,9 @@ class Elsewhere(torch.Tensor):
 def test_blocks_are_written_where_numpy_does_not_reach() -> None:
     """From memory that may only be read."""
     storage = torch.arange(2 * 4 * 3, dtype=torch.float32).reshape(2, 4, 3)
-    contents = read_blocks([storage], np.array([3, 1], dtype=np.int32)).copy()
-    contents.flags.writeable = False
+    contents = read_blocks([storage], np.array([3, 1], dtype=np.int32))
+    for content in contents:
+        content.flags.writeable = False
     target = torch.zeros(2, 4, 3).as_subclass(Elsewhere)
     write_blocks([target], np.array([0, 2], dtype=np.int32), contents)
     found = target.as_subclass(torch.Tensor)
