@@ -95,6 +95,20 @@ def test_logits_are_the_same(model_type: str, dtype: str, tmp_path: Path) -> Non
     assert recording.is_recorded == (model_type in RECORDED) and not plain.is_recorded
 
 
+def test_positions_that_the_rope_tables_lack_are_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording, _ = decoders_of(tmp_path, "llama", "fp32")
+    inputs = iterations()[1]
+    recording.forward(inputs)
+    assert recording.is_recorded
+    made: list[int] = []
+    monkeypatch.setattr(RecordedCalls, "make", lambda calls, num_rows: made.append(num_rows))
+    with pytest.raises(AssertionError):
+        recording.forward(replace(inputs, context_lens=inputs.context_lens + 10_000))
+    assert not made
+
+
 def test_a_recorder_computes_nothing_and_refuses_what_cannot_be_made_again() -> None:
     recorder = CallRecorder(num_rows=2)
     x, weight, out = torch.randn(2, 64), torch.rand(64), torch.zeros(2, 64)

@@ -61,6 +61,9 @@ class FusedDecoder:
         self._library = library if is_recordable else None
         self._recorded: RecordedCalls | None = None
         """All layers but the last."""
+        tables = [rule.max_positions for rule in rules if rule.max_positions is not None]
+        self._max_positions = min(tables, default=None)
+        """That every rope table has; None: there is none."""
 
     @property
     def max_num_tokens(self) -> int:
@@ -94,6 +97,8 @@ class FusedDecoder:
         if self._library is None:
             self._run(rows, self._layers[:-1])
         else:
+            # Calls that are not recorded assert it themselves.
+            assert self._max_positions is None or inputs.context_lens.max() <= self._max_positions
             self._recorded = self._recorded or self._record(rows, self._library)
             self._recorded.make(len(rows))
         last = self._layers[-1]
