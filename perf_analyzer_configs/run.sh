@@ -17,7 +17,8 @@ fail() { echo "run.sh: $*" >&2; exit 1; }
 
 fetch_binary() {
   echo "fetching perf_analyzer (tritonclient 2.49.0, 14 MB)" >&2
-  "$python" -m pip download --quiet --no-deps --dest "$kept" tritonclient==2.49.0 >&2 ||
+  "$python" -m pip download --quiet --disable-pip-version-check --no-deps \
+    --dest "$kept" tritonclient==2.49.0 >&2 ||
     fail "perf_analyzer is missing: not on PATH, and tritonclient 2.49.0 cannot be downloaded"
   "$python" - "$kept" <<'PY'
 import pathlib, sys, zipfile
@@ -35,10 +36,11 @@ PY
 
 # Links a library that the system lacks to the copy that nvidia-pytriton brings along.
 link_library() {  # name in nvidia_pytriton.libs up to its hash, file name wanted, how else to get it
-  ldd "$binary" | grep -q "$2 => not found" || return 0
-  local site copy
+  local needed site copy
+  needed=$(ldd "$binary") || fail "ldd cannot read $binary"
+  [[ $needed == *"$2 => not found"* ]] || return 0
   site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  copy=$(find "$site/nvidia_pytriton.libs" -name "$1-*" 2>/dev/null | head -n 1)
+  copy=$(find "$site/nvidia_pytriton.libs" -name "$1-*" -print -quit 2>/dev/null || true)
   [ -n "$copy" ] || fail "$2 is missing, which perf_analyzer needs: $3"
   ln -sf "$copy" "$kept/$2"
 }

@@ -8,8 +8,9 @@ home=${PEERS_HOME:-$HOME/.cache/inflight-peers}
 pip=(-m pip --disable-pip-version-check)
 
 new_environment() { # NAME: a virtual environment from the project's interpreter
-  "$venv/bin/python" -c 'import sys; print(sys._base_executable)' |
-    xargs -I{} {} -m venv --clear "$home/$1"
+  local interpreter
+  interpreter=$("$venv/bin/python" -c 'import sys; print(sys._base_executable)')
+  "$interpreter" -m venv --clear "$home/$1"
 }
 
 checkpoint() {

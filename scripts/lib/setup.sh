@@ -113,7 +113,7 @@ what_failed() {
   said=$(grep -v '^WARNING: Retrying' "$setup_log" | tail -n 40)
   if grep -qE 'No space left on device' <<<"$said"; then
     echo "the disk is full"
-  elif tail -n 80 "$setup_log" | grep -qE "$no_network"; then
+  elif grep -qE "$no_network" <<<"$(tail -n 80 "$setup_log")"; then
     echo "the package index cannot be reached (no network? PIP_INDEX_URL names another index," \
       "HTTPS_PROXY a proxy)"
   else

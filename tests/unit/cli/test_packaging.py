@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 SCRIPTS = [
     *("scripts/serve", "scripts/test", "scripts/check", "scripts/bench", ".ci/run"),
     *("scripts/lib/install_peers.sh", "tests/gpu/run.sh", "tests/gpu/wheels.sh"),
+    "perf_analyzer_configs/run.sh",
 ]
 
 
@@ -104,6 +105,17 @@ def test_scripts_can_be_run_and_parsed(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
     parsed = subprocess.run(["bash", "-n", ROOT / script], capture_output=True, check=False)
     assert parsed.returncode == 0, parsed.stderr
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "scripts/lib/setup.sh"])
+def test_no_pipe_ends_in_a_program_that_stops_reading_early(script: str) -> None:
+    """What writes into such a pipe may die of SIGPIPE, and `pipefail` makes that the result."""
+    early = re.compile(
+        r"\|\s*(?:[ef]?grep\s+(?:-\w+\s+)*(?:-\w*[qlm]|--quiet)|head\b|sed\s.*\bq\b)"
+    )
+    assert early.search("ldd x | grep -qE y") and early.search("find . | head -n 1")
+    text = re.sub(r"\|\s*\\?\n", "| ", (ROOT / script).read_text())
+    assert [line for line in text.splitlines() if early.search(line)] == []
 
 
 def probe(python: str, code: str = "pass") -> subprocess.CompletedProcess[str]:
