@@ -101,7 +101,10 @@ def test_every_head_size(library: NativeLibrary, kv: str, head_dim: int) -> None
     check(library, kv, [(19, 19), (9, 70), (1, 33), (1, 130)], layer=layer)
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (3, 3), (9, 3), (5, 1), (40, 1)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads"),
+    [(1, 1), (3, 3), (9, 3), (40, 1), *((rows, 1) for rows in (2, 4, 5, 6, 7, 14))],
+)
 def test_every_kind_of_group(
     library: NativeLibrary, kv: str, num_heads: int, num_kv_heads: int
 ) -> None:

@@ -68,10 +68,10 @@ def test_packed_equals_plain(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "bytes_per_head"),
     [
-        ({}, 16 * 4),
-        ({"kv_cache_dtype": "bf16"}, 16 * 2),
-        ({"kv_cache_dtype": "int8"}, 16 + 4),
-        ({"kv_cache_dtype": "int8", "runner": "hf"}, 16 + 4),
+        ({"runner": "fused"}, 16 * 4),
+        ({"runner": "fused", "kv_cache_dtype": "bf16"}, 16 * 2),
+        ({"runner": "fused", "kv_cache_dtype": "int8"}, 16 + 4),
+        ({"kv_cache_dtype": "int8", "runner": "hf", "attention_backend": "cpu"}, 16 + 4),
         ({"kv_cache_dtype": "int8", "runner": "hf", "attention_backend": "torch"}, 16 + 4),
         ({"dtype": "fp16"}, 16 * 2),
         ({"dtype": "fp16", "kv_cache_dtype": "int8"}, 16 + 4),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,14 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inflight.native import linear
-from inflight.native.library import Isa, NativeLibrary, load_native
+from inflight.native.library import Isa, NativeLibrary
 from inflight.native.linear import Activation, LinearOps, NativeLinear, TorchLinear
 from inflight.native.packed import (
     WEIGHT_KINDS,
-    PackedLinear,
     WeightKind,
     pack_gate_up,
     pack_linear,
+)
+from tests.numeric.linear_cases import (
+    GUARD,
+    TOLERANCE,
+    exact,
+    packed_of,
+    random_of,
+    relative_error,
 )
 
 pytestmark = pytest.mark.numeric
@@ -28,85 +33,6 @@ pytestmark = pytest.mark.numeric
 ROWS = [1, 2, 7, 12, 16, 33, 49, 100]
 # n, k: one panel; columns and steps along k that are padded; several panels.
 SHAPES = [(32, 32), (70, 96), (33, 80), (160, 576)]
-GUARD = 12345.0
-EXPANDED_FROM = {"q8_0": 32, "q4_0": 11, "q4_1": 11}
-"""Rows from which AMX takes quantized weights expanded to bf16."""
-
-
-@pytest.fixture(scope="module")
-def library() -> NativeLibrary:
-    library = load_native("", every_isa=True)
-    if library is None:
-        pytest.skip("no C++ compiler")
-    return library
-
-
-@pytest.fixture(params=list(Isa), ids=lambda isa: isa.name.lower())
-def isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[Isa]:
-    if request.param > library.best_isa:
-        pytest.skip(f"this CPU has no {request.param.name}")
-    with library.limited_to(request.param):
-        yield request.param
-
-
-@pytest.fixture
-def ops(library: NativeLibrary) -> NativeLinear:
-    return NativeLinear(library)
-
-
-def random_of(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def packed_of(n: int, k: int, kind: WeightKind) -> PackedLinear:
-    return pack_linear(random_of(n, k, seed=1) / math.sqrt(k), random_of(n, seed=2), kind)
-
-
-def in_groups_of_8_bits(x: Tensor, isa: Isa) -> Tensor:
-    """What x is after each group of 32 was rounded to 127 steps either way, as float64.
-
-    In the arithmetic of the kernels, since a quotient may fall in the middle between two steps:
-    with a fused multiply-add it is rounded to a step at once, without to float32 first.
-    """
-    padded = F.pad(x, (0, -x.shape[1] % 32)).view(len(x), -1, 32)
-    scale = padded.abs().amax(-1, keepdim=True) * torch.tensor(1 / 127)
-    inverse = torch.where(scale > 0, 1 / scale, 0.0)
-    fused = isa >= Isa.AVX2
-    steps = (padded.double() * inverse if fused else padded * inverse).round()
-    return (steps.double() * scale).flatten(1)[:, : x.shape[1]]
-
-
-def bf16_half_away(value: Tensor) -> Tensor:
-    """Rounded to the nearest bf16 and from the middle between two to the larger magnitude."""
-    bits = value.float().view(torch.int32)
-    return ((bits + 0x8000) & -0x10000).view(torch.float32).double()
-
-
-def bf16(value: Tensor) -> Tensor:
-    return value.bfloat16().double()
-
-
-def exact(x: Tensor, packed: PackedLinear, isa: Isa) -> Tensor:
-    """The product in float64 of what the kernels multiply: rows and weights as they round them."""
-    weight, bias = packed.unpack(), packed.unpack_bias()
-    x = x.float()
-    if packed.kind == "f32":
-        y = x.double() @ weight.double().T
-    elif packed.kind == "bf16":
-        y = (bf16(x) if isa >= Isa.AVX512 else x.double()) @ weight.double().T
-    elif isa == Isa.AMX and len(x) >= EXPANDED_FROM[packed.kind]:
-        y = bf16(x) @ bf16_half_away(weight).T
-    else:
-        y = in_groups_of_8_bits(x, isa) @ weight.double().T
-    return y if bias is None else y + bias.double()
-
-
-def relative_error(y: Tensor, expected: Tensor) -> float:
-    return float((y.double() - expected).norm() / expected.norm())
-
-
-TOLERANCE = 1e-5
-"""Of fp32 sums. A weight of q4_1 may round to bf16 the other way once in a long while."""
 
 
 @pytest.mark.parametrize("kind", WEIGHT_KINDS)
@@ -212,101 +138,6 @@ def test_the_lowest_of_equal_logits_wins(
             assert ops.argmax(torch.full((1, 64), float("nan")), packed).tolist() == [0]
     finally:
         library.set_num_threads(before)
-
-
-@pytest.mark.parametrize("kind", WEIGHT_KINDS)
-def test_rows_do_not_depend_on_threads_or_chunks(
-    library: NativeLibrary, ops: NativeLinear, isa: Isa, kind: WeightKind
-) -> None:
-    """1100 rows go in several chunks; whoever computes them, the results are the same bits."""
-    before = torch.get_num_threads()
-    packed = packed_of(70, 96, kind)
-    x = random_of(1100, 96)
-    results = []
-    try:
-        for num_threads in (1, 2, 5):
-            library.set_num_threads(num_threads)
-            results.append(torch.full((1100, 70), GUARD))
-            ops(x, packed, results[-1])
-    finally:
-        library.set_num_threads(before)
-    assert relative_error(results[0], exact(x, packed, isa)) < TOLERANCE
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
-
-
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
-def test_a_row_of_8_bits_is_the_same_in_any_company(
-    ops: NativeLinear, isa: Isa, kind: WeightKind
-) -> None:
-    """With AMX as long as the company is small."""
-    packed, x = packed_of(70, 96, kind), random_of(48, 96)
-    alone = torch.empty(48, 70)
-    for row in range(48):
-        ops(x[row : row + 1], packed, alone[row : row + 1])
-    for rows in (2, 6, 7, 10, 11, 16, 17, 31, 48):
-        if isa == Isa.AMX and rows >= EXPANDED_FROM[kind]:
-            continue
-        y = torch.empty(rows, 70)
-        ops(x[:rows], packed, y)
-        assert torch.equal(y, alone[:rows]), f"{rows} rows"
-
-
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
-def test_a_row_in_tiles_is_the_same_in_any_company(
-    ops: NativeLinear, isa: Isa, kind: WeightKind
-) -> None:
-    """The first block of rows expands a panel while it computes, further ones find it expanded."""
-    if isa != Isa.AMX:
-        pytest.skip("only AMX has tiles")
-    packed, x = packed_of(70, 160, kind), random_of(150, 160)
-    largest = torch.empty(150, 70)
-    ops(x, packed, largest)
-    for rows in (EXPANDED_FROM[kind], 32, 33, 48, 65, 100):
-        y = torch.empty(rows, 70)
-        ops(x[-rows:], packed, y)
-        assert torch.equal(y, largest[-rows:]), f"{rows} rows"
-
-
-@pytest.mark.parametrize("kind", WEIGHT_KINDS)
-def test_two_python_threads_at_once(ops: NativeLinear, kind: WeightKind) -> None:
-    packed = packed_of(160, 80, kind)
-    inputs = [random_of(rows, 80, seed=rows) for rows in (1, 21, 60, 3)]
-
-    def product(x: Tensor) -> Tensor:
-        y = torch.empty(len(x), 160)
-        for _ in range(50):
-            ops(x, packed, y)
-        return y
-
-    alone = [product(x) for x in inputs]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(product, inputs))
-    for expected, y in zip(alone, together, strict=True):
-        assert torch.equal(y, expected)
-
-
-@pytest.mark.parametrize("kind", WEIGHT_KINDS)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_reaches_its_own_row_alone(
-    ops: NativeLinear, isa: Isa, kind: WeightKind, bad: float
-) -> None:
-    packed = packed_of(64, 64, kind)
-    for rows in (3, 40):
-        x, y = random_of(rows, 64), torch.empty(rows, 64)
-        x[1, 50] = bad
-        ops(x, packed, y)
-        assert not y[1].isfinite().any()
-        assert y[0].isfinite().all() and y[2:].isfinite().all()
-
-
-def test_extreme_quantized_weights(ops: NativeLinear, isa: Isa) -> None:
-    """Largest magnitudes and one sign throughout: sums of products that would overflow 16 bits."""
-    for sign_of_weights in (1.0, -1.0):
-        packed = pack_linear(torch.full((32, 64), sign_of_weights), None, "q8_0")
-        for x in (torch.ones(2, 64), -torch.ones(2, 64)):
-            y = torch.empty(2, 32)
-            ops(x, packed, y)
-            assert torch.allclose(y, 64 * sign_of_weights * x[:, :32], rtol=1e-3)
 
 
 def test_no_rows(ops: NativeLinear, isa: Isa) -> None:

@@ -141,7 +141,7 @@ def test_draws_by_random_rules(
     check_draws(NativeSampling(native_library()), row_of(size, seed, spread, levels), case, 10)
 
 
-@pytest.mark.parametrize("size", [1, 2, 15, 16, 63, 64, 65, 300, 49_152])
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 63, 64, 65, 300, 1100, 3079, 49_152])
 def test_the_likeliest_is_numpys_argmax(library: NativeLibrary, size: int) -> None:
     logits = np.stack([row_of(size, seed, levels=seed % 2) for seed in range(12)])
     logits[3] = -np.inf

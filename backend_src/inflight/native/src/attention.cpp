@@ -25,7 +25,7 @@ constexpr Versions<const AttentionKernels*> versions[] = {
     {&portable::of_int8, INFLIGHT_IF_AVX2(&avx2::of_int8), INFLIGHT_IF_AVX512(&avx512::of_int8),
      nullptr},
 };
-using Attend = void (*)(const LayerCall&, const WorkItem&, Scratch&);
+using Attend = decltype(AttentionKernels::attend);
 constexpr Attend with_tiles[] = {nullptr, INFLIGHT_IF_AMX(amx::attend_bf16),
                                  INFLIGHT_IF_AMX(amx::attend_int8)};
 
@@ -133,8 +133,12 @@ private:
                 kernels.write_rows(shape_, rules, in, run.first, run.last);
         });
         with_team(team, [&](int member) {
-            for (Pieces::Run run; !(run = items.take()).empty();)
-                attend(call, work.items[run.first], scratch[member]);
+            for (Pieces::Run run; !(run = items.take()).empty();) {
+                // Where all take items of one size in turn, this member comes to that one.
+                const int64_t following = run.first + team;
+                attend(call, work.items[run.first],
+                       following < num_items ? &work.items[following] : nullptr, scratch[member]);
+            }
         });
         with_team(num_merges ? team : 1, [&](int) {
             for (Pieces::Run run; !(run = merges.take()).empty();)

@@ -139,7 +139,8 @@ struct AttentionKernels {
     // Norm, rope and storing of the (token, KV head) units begin .. end, token by token.
     void (*write_rows)(const KvShape&, const LayerRules&, const RowInputs&, int64_t begin,
                        int64_t end);
-    void (*attend)(const LayerCall&, const WorkItem&, Scratch&);
+    // An item; also the one that is likely to follow, or null: its memory may be asked for early.
+    void (*attend)(const LayerCall&, const WorkItem&, const WorkItem* following, Scratch&);
     void (*merge)(const LayerCall&, const Merge&);
 };
 
@@ -156,8 +157,8 @@ INFLIGHT_DECLARE_ATTENTION(avx512)
 
 namespace amx {
 // In place of those of avx512. head_dim is a multiple of 32, and with bf16 tokens_per_block is too.
-void attend_bf16(const LayerCall&, const WorkItem&, Scratch&);
-void attend_int8(const LayerCall&, const WorkItem&, Scratch&);
+void attend_bf16(const LayerCall&, const WorkItem&, const WorkItem*, Scratch&);
+void attend_int8(const LayerCall&, const WorkItem&, const WorkItem*, Scratch&);
 }
 
 }  // namespace inflight

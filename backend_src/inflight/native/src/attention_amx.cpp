@@ -201,12 +201,14 @@ struct ExpandedTileProducts : TileProducts {
 
 }  // namespace
 
-void attend_bf16(const LayerCall& call, const WorkItem& item, Scratch& scratch) {
-    attend_item<TileProducts>(call, item, scratch);
+void attend_bf16(const LayerCall& call, const WorkItem& item, const WorkItem* following,
+                 Scratch& scratch) {
+    attend_item<TileProducts>(call, item, following, scratch);
 }
 
-void attend_int8(const LayerCall& call, const WorkItem& item, Scratch& scratch) {
-    attend_item<ExpandedTileProducts>(call, item, scratch);
+void attend_int8(const LayerCall& call, const WorkItem& item, const WorkItem* following,
+                 Scratch& scratch) {
+    attend_item<ExpandedTileProducts>(call, item, following, scratch);
 }
 
 }  // namespace amx

@@ -55,17 +55,22 @@ struct PairProducts {
         for (int64_t i = 0; i < shape.head_dim; i += 2) {
             const int64_t at = i * key_stride;
             __m512bh key[num_groups];
+#pragma GCC unroll 8
             for (int g = 0; g < num_groups; ++g) {
                 key[g] = load_pairs(keys[g] + at);
                 if (ahead) _mm_prefetch(ahead[g] + at, _MM_HINT_T1);
             }
+#pragma GCC unroll 8
             for (int row = 0; row < num_rows; ++row) {
                 const __m512bh of_row = splat_pair(query + row * shape.head_dim + i);
+#pragma GCC unroll 8
                 for (int g = 0; g < num_groups; ++g)
                     sums[row][g] = _mm512_dpbf16_ps(sums[row][g], key[g], of_row);
             }
         }
+#pragma GCC unroll 8
         for (int row = 0; row < num_rows; ++row)
+#pragma GCC unroll 8
             for (int g = 0; g < num_groups; ++g)
                 _mm512_storeu_ps(scores + row * key_tile + g * key_group, sums[row][g]);
     }
@@ -85,7 +90,9 @@ struct PairProducts {
     static void some_sums(const KvShape& shape, const bf16* weights, const Tile<bf16>& tile,
                           int first_dim, bool may_fetch, float* out) {
         __m512 sums[num_rows][num_chunks];
+#pragma GCC unroll 8
         for (int row = 0; row < num_rows; ++row)
+#pragma GCC unroll 8
             for (int c = 0; c < num_chunks; ++c)
                 sums[row][c] = _mm512_loadu_ps(out + row * shape.head_dim + c * lanes);
         for (int key = 0; key < tile.num_keys; key += 2) {
@@ -95,18 +102,24 @@ struct PairProducts {
             // The last pair may have a key in its lower half alone.
             const __mmask32 there = key + 1 < tile.num_keys ? 0xffffffff : 0x55555555;
             if (may_fetch && can_fetch(tile, group + 1))
+#pragma GCC unroll 8
                 for (int c = 0; c < num_chunks; ++c)
                     _mm_prefetch(tile.next->values[group] + at + c * lanes * 2, _MM_HINT_T1);
             __m512bh value[num_chunks];
+#pragma GCC unroll 8
             for (int c = 0; c < num_chunks; ++c)
                 value[c] = (__m512bh)_mm512_maskz_loadu_epi16(there, values + c * lanes * 2);
+#pragma GCC unroll 8
             for (int row = 0; row < num_rows; ++row) {
                 const __m512bh of_row = splat_pair(weights + row * key_tile + key);
+#pragma GCC unroll 8
                 for (int c = 0; c < num_chunks; ++c)
                     sums[row][c] = _mm512_dpbf16_ps(sums[row][c], value[c], of_row);
             }
         }
+#pragma GCC unroll 8
         for (int row = 0; row < num_rows; ++row)
+#pragma GCC unroll 8
             for (int c = 0; c < num_chunks; ++c)
                 _mm512_storeu_ps(out + row * shape.head_dim + c * lanes, sums[row][c]);
     }

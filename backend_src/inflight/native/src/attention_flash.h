@@ -52,19 +52,19 @@ Tile<Storage> tile_at(const LayerCall& call, const WorkItem& item, int64_t first
 void gather_scales(const LayerCall& call, const WorkItem& item, const Tile<int8_t>& tile,
                    Scratch& scratch) {
     const KvShape& shape = call.shape;
-    memset(scratch.key_scales, 0, sizeof scratch.key_scales);
-    memset(scratch.value_scales, 0, sizeof scratch.value_scales);
-    for (int at = 0; at < tile.num_keys; at += key_group) {
-        const int64_t key = tile.first_key + at, slot = key % shape.tokens_per_block;
-        const int64_t block = item.sequence->blocks[key / shape.tokens_per_block];
+    for (int at = 0; at < key_tile; at += key_group) {
         const int present = tile.num_keys - at < key_group ? tile.num_keys - at : key_group;
-        const auto copy = [&](bool is_value, float* to) {
-            int8_t* panel =
-                panel_of<int8_t>(shape, call.storage, block, item.kv_head, is_value);
-            memcpy(to + at, scales_of(shape, panel) + slot, present * sizeof(float));
+        const int64_t key = tile.first_key + at, slot = key % shape.tokens_per_block;
+        const auto gather = [&](bool is_value, float* to) {
+            if (present <= 0) return store(to + at, f32x16{});
+            const int64_t block = item.sequence->blocks[key / shape.tokens_per_block];
+            int8_t* panel = panel_of<int8_t>(shape, call.storage, block, item.kv_head, is_value);
+            const float* from = scales_of(shape, panel) + slot;
+            if (present == key_group) return store(to + at, load(from));
+            for (int i = 0; i < key_group; ++i) to[at + i] = i < present ? from[i] : 0.0f;
         };
-        copy(false, scratch.key_scales);
-        copy(true, scratch.value_scales);
+        gather(false, scratch.key_scales);
+        gather(true, scratch.value_scales);
     }
 }
 
@@ -195,8 +195,10 @@ void attend_strip(const LayerCall& call, const WorkItem& item, const Strip& stri
                          strip.sums);
 }
 
+// `following`: the item that is likely to come next, or null.
 template <class Products>
-void attend_item(const LayerCall& call, const WorkItem& item, Scratch& scratch) {
+void attend_item(const LayerCall& call, const WorkItem& item, const WorkItem* following,
+                 Scratch& scratch) {
     using Storage = typename Products::Storage;
     const int64_t size = call.shape.head_dim;
     const int rows = item.num_rows;
@@ -209,6 +211,9 @@ void attend_item(const LayerCall& call, const WorkItem& item, Scratch& scratch) 
         Tile<Storage> tile = next;
         if (key + key_tile < item.key_end) {
             next = tile_at<Storage>(call, item, key + key_tile);
+            tile.next = &next;
+        } else if (following) {
+            next = tile_at<Storage>(call, *following, following->key_begin);
             tile.next = &next;
         }
         if constexpr (is_scaled<Storage>) gather_scales(call, item, tile, scratch);

@@ -128,6 +128,18 @@ void store_kv(const KvShape& shape, const float* key, const float* value,
     for (int64_t i = 0; i < size; ++i) values[i * pair] = rounded[i];
 }
 
+// Numbers that fit into bytes.
+INFLIGHT_INLINE void store_bytes(int8_t* to, wide_int whole) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i numbers = (__m256i)whole;
+    const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(numbers),
+                                           _mm256_extracti128_si256(numbers, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(shorts, shorts));
+#else
+    for (int lane = 0; lane < wide_lanes; ++lane) to[lane] = int8_t(whole[lane]);
+#endif
+}
+
 // Rounds to whole multiples of the result, -127 .. 127 of them, halves to even. What is not finite
 // makes the result so too. quantize_heads of kv_storage.py takes the same steps.
 float quantize(const float* head, int64_t size, int8_t* to) {
@@ -146,7 +158,7 @@ float quantize(const float* head, int64_t size, int8_t* to) {
         const wide_float bounded =
             wide_max(wide_splat(-127.0f), wide_min(wide_splat(127.0f), exact));
         const wide_int whole = __builtin_convertvector((bounded + to_whole) - to_whole, wide_int);
-        for (int lane = 0; lane < wide_lanes; ++lane) to[i + lane] = int8_t(whole[lane]);
+        store_bytes(to + i, whole);
     }
     return scale;
 }
@@ -199,9 +211,13 @@ public:
         Query* query = static_cast<Query*>(in_.query) +
                        (kv_head * in_.num_tokens + token_) * group_ * size_;
         for (int64_t g = 0; g < group_; ++g) {
-            queries_.read(kv_head * group_ + g, key);
-            for (int64_t i = 0; i < size_; i += lanes)
-                store(query + g * size_ + i, load(key + i));
+            if constexpr (sizeof(Query) == sizeof(float)) {
+                queries_.read(kv_head * group_ + g, query + g * size_);
+            } else {
+                queries_.read(kv_head * group_ + g, key);
+                for (int64_t i = 0; i < size_; i += lanes)
+                    store(query + g * size_ + i, load(key + i));
+            }
         }
         keys_.read(kv_head, key);
         load_head(in_.v, in_.is_bf16, token_, kv_head, size_, value);

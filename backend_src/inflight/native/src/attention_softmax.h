@@ -68,6 +68,8 @@ INFLIGHT_INLINE void store_weights(bf16* to, wide_float a, wide_float b) {
 INFLIGHT_INLINE bool any_above(wide_float value, float bound) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask((__m512)value, _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)(value > bound)) != 0;
 #else
     return largest(value) > bound;
 #endif

@@ -41,7 +41,7 @@ void copy_row(const Copy& op, int64_t row) {
 }
 
 // Abramowitz and Stegun, 7.1.26. Absolute error 2e-7; NaN stays NaN. From 10 on it is 1.
-f32x16 erf(f32x16 x) {
+INFLIGHT_INLINE f32x16 erf(f32x16 x) {
     const f32x16 size = min(splat(10.0f), max(x, -x));
     const f32x16 t = reciprocal(1.0f + 0.3275911f * size);
     f32x16 p = 1.061405429f * t - 1.453152027f;
@@ -49,17 +49,17 @@ f32x16 erf(f32x16 x) {
     p = p * t - 0.284496736f;
     p = p * t + 0.254829592f;
     const f32x16 result = 1.0f - p * t * exp(-size * size);
-    return x < 0.0f ? -result : result;
+    return by_parts(x, result, [](wide_float of, wide_float y) { return of < 0.0f ? -y : y; });
 }
 
 template <PlainActivation activation>
-f32x16 plain(f32x16 x) {
+INFLIGHT_INLINE f32x16 plain(f32x16 x) {
     if (activation == PlainActivation::gelu) return 0.5f * x * (1.0f + erf(0.707106781f * x));
     const f32x16 positive = max(splat(0.0f), x);
     return activation == PlainActivation::relu2 ? positive * positive : positive;
 }
 
-f32x16 activated(Activation activation, f32x16 x) {
+INFLIGHT_INLINE f32x16 activated(Activation activation, f32x16 x) {
     if (activation == Activation::silu) return x * reciprocal(1.0f + exp(-x));
     // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), without the loss of digits near u = -1;
     // 1.595769122 = 2 * sqrt(2 / pi)
@@ -87,7 +87,7 @@ void activated_row(const Activated& op, int64_t row) {
     for (int64_t i = 0; i < op.width; i += lanes) store(data + i, of(load(data + i)));
 }
 
-f32x16 gelu_tanh(f32x16 x) { return activated(Activation::gelu_tanh, x); }
+INFLIGHT_INLINE f32x16 gelu_tanh(f32x16 x) { return activated(Activation::gelu_tanh, x); }
 
 template <class Number>
 void activate_rows(const Activated& op, int64_t begin, int64_t end) {

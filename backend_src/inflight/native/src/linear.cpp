@@ -92,11 +92,17 @@ public:
 
     void run() {
         prepare_rows();
-        Pieces tasks(num_chunks() * weights_.num_tasks, 2 * team_size());
+        const int64_t num_groups = num_groups_at_once();
+        Pieces groups(num_groups, 2 * team_size());
+        const int64_t num_grouped = num_groups * tasks_at_once();
+        Pieces tasks(num_chunks() * weights_.num_tasks - num_grouped, 2 * team_size());
         with_team(team_size(), [&](int) {
             const Output output = own_output();
             if (route_.begin) route_.begin();
-            compute_all(tasks, output);
+            for (Pieces::Run run; !(run = groups.take()).empty();)
+                for (int64_t group = run.first; group < run.last; ++group)
+                    compute_at_once(output, group * tasks_at_once());
+            compute_all(tasks, num_grouped, output);
             if (route_.end) route_.end();
             if (output.finish == Finish::argmax) merge_best(output);
         });
@@ -154,14 +160,31 @@ private:
         });
     }
 
-    // A thread takes its next run of tasks with the last of this one still to do: what it reads
-    // next is known while it computes.
-    void compute_all(Pieces& tasks, const Output& output) const {
+    int64_t tasks_at_once() const { return panels_at_once / weights_.panels_per_task; }
+
+    // Groups of tasks whose panels one row meets at once; as many for each thread. They are the
+    // first ones, and what is left is so little that all threads end together.
+    int64_t num_groups_at_once() const {
+        if (!route_.at_once || x_.num_rows != 1) return 0;
+        return weights_.num_tasks / tasks_at_once() / team_size() * team_size();
+    }
+
+    void compute_at_once(const Output& output, int64_t first_task) const {
+        alignas(alignment) float tiles[panels_at_once * tile_floats];
+        const int64_t first_panel = first_panel_of(first_task), step = weights_.panels_per_task;
+        route_.at_once(rows_, weights_.panel(first_panel), weights_.panel_bytes(), tiles);
+        for (int64_t i = 0; i < panels_at_once; i += step)
+            kernels_.finish(output, {0, 1, first_panel + i}, tiles + i * tile_floats);
+    }
+
+    // The tasks from `first` on. A thread takes its next run of tasks with the last of this one
+    // still to do: what it reads next is known while it computes.
+    void compute_all(Pieces& tasks, int64_t first, const Output& output) const {
         for (Pieces::Run run = tasks.take(); !run.empty();) {
-            const int64_t task = run.first++;
+            const int64_t task = first + run.first++;
             if (run.empty()) run = tasks.take();
             std::optional<int64_t> next_task;
-            if (!run.empty()) next_task = run.first;
+            if (!run.empty()) next_task = first + run.first;
             compute(output, task, next_task);
         }
     }
@@ -171,16 +194,16 @@ private:
         const int64_t begin = chunk * chunk_rows_;
         const int64_t end = std::min(begin + chunk_rows_, x_.num_rows);
         const int64_t first_panel = first_panel_of(task), rows = end - begin;
-        const bool reads_once = rows <= route_.block_rows;
+        const bool reads_once = rows <= route_.block_rows && !route_.by_shares;
         for (int64_t row = begin; row < end; row += route_.block_rows) {
             const Place place{row, std::min(route_.block_rows, end - row), first_panel};
-            alignas(alignment) float tiles[2 * most_block_rows * panel_columns];
+            alignas(alignment) float tiles[2 * tile_floats];
             for (int64_t i = 0; i < weights_.panels_per_task; ++i) {
                 const Panel panel{weights_.panel(first_panel + i), memory_to_expand(i), row > begin,
                                   reads_once ? fetching_on(first_panel + i, i, next_task)
                                              : fetching_share(i, next_task, {row - begin, rows})};
                 route_.product(rows_from(rows_, row), place.num_rows, panel,
-                               tiles + i * most_block_rows * panel_columns);
+                               tiles + i * tile_floats);
             }
             kernels_.finish(output, place, tiles);
         }
@@ -202,7 +225,7 @@ private:
     // that is read after it.
     Fetching fetching_on(int64_t panel, int64_t place_in_task,
                          std::optional<int64_t> next_task) const {
-        constexpr int64_t distance = 4096;
+        const int64_t distance = route_.lead;
         const bool is_last = place_in_task + 1 == weights_.panels_per_task;
         const int64_t after = is_last && next_task ? first_panel_of(*next_task) : panel + 1;
         const int64_t bytes = weights_.panel_bytes(), step = bytes / (weights_.k / group_size);

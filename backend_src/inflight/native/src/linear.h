@@ -89,6 +89,16 @@ struct Panel {
 // tile [num_rows][32] = the rows times one panel.
 using Product = void (*)(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
 
+// tile [32] of each of `panels_at_once` panels, one after the other = one row times them. Tiles lie
+// `tile_floats` apart. A core that reads one panel after the other does not get from memory what it
+// can, since the processor fetches ahead in each place that is read by itself.
+using ProductAtOnce = void (*)(const Rows& row, const uint8_t* panels, int64_t panel_bytes,
+                               float* tiles);
+
+constexpr int64_t most_block_rows = 48;  // whole blocks of registers of all kernels
+constexpr int64_t tile_floats = most_block_rows * panel_columns;
+constexpr int64_t panels_at_once = 4;
+
 // One way to compute a product.
 struct Route {
     Form form;
@@ -98,13 +108,16 @@ struct Route {
     bool expands;        // the panel to bf16; else it takes the panel as it lies
     void (*begin)();     // what a thread calls before its first product and after its last, or null
     void (*end)();
+    bool by_shares = false;  // it goes through a panel many times and fetches all the while
+    int64_t lead = 4096;     // it fetches so many bytes in front of what it reads
+    ProductAtOnce at_once = nullptr;  // of a single row, or null
 };
 
-constexpr int64_t most_block_rows = 48;
-
-// A way that reads the panel as it lies. 48 rows: whole blocks of registers of all kernels.
-constexpr Route direct(Form form, Product product) {
-    return {form, product, most_block_rows, 1, false, nullptr, nullptr};
+// A way that reads the panel as it lies.
+constexpr Route direct(Form form, Product product, bool by_shares = false) {
+    Route route{form, product, most_block_rows, 1, false, nullptr, nullptr};
+    route.by_shares = by_shares;
+    return route;
 }
 
 // What becomes of a tile.
@@ -121,7 +134,7 @@ struct Output {
 };
 
 // Where a tile lies in y: its rows, and its 32 columns as the panel that they come from. The
-// ones with `mul` take two tiles, of a gate's panel and of the next, most_block_rows apart, and
+// ones with `mul` take two tiles, of a gate's panel and of the next, tile_floats apart, and
 // give the columns of half the panel's number.
 struct Place {
     int64_t first_row, num_rows, panel;

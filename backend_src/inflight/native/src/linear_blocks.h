@@ -1,35 +1,11 @@
-// What the kernels share: rows cut into blocks whose sums stay in registers, and prefetching.
+// What the kernels share: prefetching, and rows cut into blocks.
 #pragma once
 
+#include "counted.h"
 #include "linear.h"
 
 namespace inflight {
 namespace {
-
-template <int value_>
-struct Count {
-    static constexpr int value = value_;
-};
-
-template <int most, class Block>
-void with_count(int count, const Block& block) {
-    if (count == most)
-        block(Count<most>{});
-    else if constexpr (most > 1)
-        with_count<most - 1>(count, block);
-}
-
-// Calls block(Count<n>, first_row) over all rows. No block has more than `most` of them, and their
-// sizes differ by at most one: a small rest would use the registers badly.
-template <int most, class Block>
-void in_blocks(int64_t num_rows, const Block& block) {
-    int64_t row = 0;
-    for (int64_t left = (num_rows + most - 1) / most; left > 0; --left) {
-        const int count = int((num_rows - row + left - 1) / left);
-        with_count<most>(count, [&](auto rows) { block(rows, row); });
-        row += count;
-    }
-}
 
 // The panel for a kernel that goes through it once more.
 Panel again(const Panel& panel) { return {panel.weights, panel.expanded, panel.is_expanded, {}}; }
@@ -67,14 +43,43 @@ public:
 
     void advance() {
         fetching_.from += fetching_.step;
-        if (fetching_.from >= fetching_.end)
-            fetching_.from = fetching_.then + (fetching_.from - fetching_.end);
+        if (fetching_.from < fetching_.end) return;
+        fetching_.from = fetching_.then + (fetching_.from - fetching_.end);
+        fetching_.end = reinterpret_cast<const uint8_t*>(INTPTR_MAX);  // once
     }
 
 private:
     static constexpr int64_t line = 64;
     static constexpr int to_read = 0, second_level = 2, first_level = 3;
+
     Fetching fetching_;
+};
+
+// The same for kernels that go through a panel several times: with each part of the products they
+// fetch that share of it, so that memory is read at an even pace. All of it waits in the
+// second-level cache.
+class AheadByShares {
+public:
+    AheadByShares(const Panel& panel, int64_t num_rows)
+        : fetching_(panel.fetching), due_(line * group_size * num_rows * panel_columns) {}
+
+    // To be called before so many products of one value and one weight each.
+    void fetch(int64_t num_products) {
+        for (owed_ += fetching_.step * num_products; owed_ >= due_; owed_ -= due_) {
+            __builtin_prefetch(fetching_.from, to_read, second_level);
+            fetching_.from += line;
+            if (fetching_.from < fetching_.end) continue;
+            fetching_.from = fetching_.then;
+            fetching_.end = reinterpret_cast<const uint8_t*>(INTPTR_MAX);  // once
+        }
+    }
+
+private:
+    static constexpr int64_t line = 64;
+    static constexpr int to_read = 0, second_level = 2;
+    Fetching fetching_;
+    const int64_t due_;
+    int64_t owed_ = 0;
 };
 
 }  // namespace

@@ -9,61 +9,68 @@
 namespace inflight {
 namespace {
 
-f32x16 silu(f32x16 x) { return x * reciprocal(1.0f + exp(-x)); }
+constexpr int row_parts = panel_columns / wide_lanes;  // registers of a tile's row
+
+INFLIGHT_INLINE wide_float silu(wide_float x) { return x * wide_reciprocal(1.0f + wide_exp(-x)); }
 
 // 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), written as x / (1 + exp(-2 u)).
-f32x16 gelu_tanh(f32x16 x) {
+INFLIGHT_INLINE wide_float gelu_tanh(wide_float x) {
     constexpr float two_root = 1.59576912f;  // 2 sqrt(2 / pi)
-    return x * reciprocal(1.0f + exp(-two_root * (x + 0.044715f * x * x * x)));
+    return x * wide_reciprocal(1.0f + wide_exp(-two_root * (x + 0.044715f * x * x * x)));
 }
 
-// The columns of a tile's row, two vectors of them.
-struct Columns {
-    f32x16 left, right;
+// A panel's biases, zeros where there are none.
+struct Bias {
+    wide_float parts[row_parts] = {};
+
+    Bias(const Output& output, int64_t panel) {
+        if (output.bias) memcpy(parts, output.bias + panel * panel_columns, sizeof parts);
+    }
 };
 
-Columns load_columns(const float* from) { return {load(from), load(from + lanes)}; }
-
-Columns bias_of(const Output& output, int64_t panel) {
-    if (!output.bias) return {f32x16{}, f32x16{}};
-    return load_columns(output.bias + panel * panel_columns);
-}
-
-template <class Value>
-void store_columns(Value* to, const Columns& value, int64_t valid) {
-    store_up_to(to, value.left, valid);
-    store_up_to(to + lanes, value.right, valid - lanes);
+// fill(columns) for the columns of a panel in y, `valid` of which are there.
+template <class Value, class Fill>
+void write_columns(Value* to, int64_t valid, const Fill& fill) {
+    if (valid >= panel_columns) return fill(to);
+    Value copy[panel_columns] = {};
+    memcpy(copy, to, valid * sizeof(Value));
+    fill(copy);
+    memcpy(to, copy, valid * sizeof(Value));
 }
 
 template <bool adds, class Value>
 void store_tile(const Output& output, const Place& place, const float* tile) {
     const int64_t column = place.panel * panel_columns, valid = output.columns - column;
-    const Columns bias = bias_of(output, place.panel);
+    const Bias bias(output, place.panel);
     auto* to = static_cast<Value*>(output.data) + place.first_row * output.columns + column;
     for (int64_t row = 0; row < place.num_rows; ++row, to += output.columns) {
-        const Columns sums = load_columns(tile + row * panel_columns);
-        Columns value{sums.left + bias.left, sums.right + bias.right};
-        if (adds) {
-            value.left += load_up_to(to, valid);
-            value.right += load_up_to(to + lanes, valid - lanes);
-        }
-        store_columns(to, value, valid);
+        const float* sums = tile + row * panel_columns;
+        write_columns(to, valid, [&](Value* columns) {
+            for (int p = 0; p < row_parts; ++p) {
+                wide_float value = load_part(sums + p * wide_lanes) + bias.parts[p];
+                if (adds) value += load_part(columns + p * wide_lanes);
+                store_part(columns + p * wide_lanes, value);
+            }
+        });
     }
 }
 
-template <f32x16 activation(f32x16), class Value>
+template <wide_float activation(wide_float), class Value>
 void store_product(const Output& output, const Place& place, const float* tile) {
-    const float* up_tile = tile + most_block_rows * panel_columns;
+    const float* up_tile = tile + tile_floats;
     const int64_t column = place.panel / 2 * panel_columns, valid = output.columns - column;
-    const Columns gate_bias = bias_of(output, place.panel);
-    const Columns up_bias = bias_of(output, place.panel + 1);
+    const Bias gate_bias(output, place.panel), up_bias(output, place.panel + 1);
     auto* to = static_cast<Value*>(output.data) + place.first_row * output.columns + column;
     for (int64_t row = 0; row < place.num_rows; ++row, to += output.columns) {
-        const Columns gate = load_columns(tile + row * panel_columns);
-        const Columns up = load_columns(up_tile + row * panel_columns);
-        const Columns value{activation(gate.left + gate_bias.left) * (up.left + up_bias.left),
-                            activation(gate.right + gate_bias.right) * (up.right + up_bias.right)};
-        store_columns(to, value, valid);
+        const int64_t at = row * panel_columns;
+        write_columns(to, valid, [&](Value* columns) {
+            for (int p = 0; p < row_parts; ++p) {
+                const int64_t part = at + p * wide_lanes;
+                const wide_float gate = load_part(tile + part) + gate_bias.parts[p];
+                const wide_float up = load_part(up_tile + part) + up_bias.parts[p];
+                store_part(columns + p * wide_lanes, activation(gate) * up);
+            }
+        });
     }
 }
 
@@ -71,14 +78,17 @@ void store_product(const Output& output, const Place& place, const float* tile) 
 void keep_largest(const Output& output, const Place& place, const float* tile) {
     const int64_t first = place.panel * panel_columns, rest = output.columns - first;
     const int64_t valid = rest < panel_columns ? rest : panel_columns;
-    const Columns bias = bias_of(output, place.panel);
+    const Bias bias(output, place.panel);
     for (int64_t row = 0; row < place.num_rows; ++row) {
         float& best = output.best[place.first_row + row];
-        const Columns sums = load_columns(tile + row * panel_columns);
-        const Columns logits{sums.left + bias.left, sums.right + bias.right};
-        if (valid == panel_columns && !(largest(max(logits.left, logits.right)) > best)) continue;
+        wide_float logits[row_parts], most = wide_splat(best);
+        for (int p = 0; p < row_parts; ++p) {
+            logits[p] = load_part(tile + row * panel_columns + p * wide_lanes) + bias.parts[p];
+            most = wide_max(logits[p], most);
+        }
+        if (valid == panel_columns && !(largest(most) > best)) continue;
         float values[panel_columns];
-        store_columns(values, logits, panel_columns);
+        memcpy(values, logits, sizeof values);
         for (int64_t i = 0; i < valid; ++i) {
             if (!(values[i] > best)) continue;
             best = values[i];

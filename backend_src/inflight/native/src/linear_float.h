@@ -13,8 +13,6 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int native_lanes = 16, float_block_rows = 12;
-#elif defined(__AVX__)
-constexpr int native_lanes = 8, float_block_rows = 6;
 #else
 constexpr int native_lanes = 4, float_block_rows = 4;
 #endif

@@ -3,7 +3,7 @@
 
 #include "linear.h"
 #include "linear_finish.h"
-#include "linear_float.h"
+#include "linear_float_slices.h"
 #include "linear_quantized.h"
 #include "linear_rows.h"
 
@@ -13,7 +13,9 @@ namespace {
 struct Avx2 {
     using Floats = __m256;
     using Ints = __m256i;
-    static constexpr int lanes = 8, block_rows = 2;
+    // 4 by 4 sums are all the registers; part of them waiting in memory costs less than to go
+    // through the panel twice with half of its columns.
+    static constexpr int lanes = 8, block_rows = 4, vectors = 4;
     static constexpr int q8_offset = 0;
 
     static Ints load_bytes(const uint8_t* from) {
@@ -31,11 +33,24 @@ struct Avx2 {
         const Ints signed_x = _mm256_sign_epi8(splat(x), weights);
         return add_pairs(sums, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), signed_x));
     }
-    static Ints dot_q4(Ints sums, Ints weights, int32_t x) {
-        return add_pairs(sums, _mm256_maddubs_epi16(weights, splat(x)));
-    }
     static Ints add_pairs(Ints sums, Ints pairs) {
-        return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        return in_order(_mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+    }
+
+    // Sums in 16 bits: the 16 products that each adds up in a group are at most 15 * 127 each.
+    static Ints start_q4(int32_t) { return _mm256_setzero_si256(); }
+    static Ints dot_q4(Ints sums, Ints weights, int32_t x) {
+        return in_order(_mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, splat(x))));
+    }
+    static Ints whole_q4(Ints sums, int32_t start) {
+        return _mm256_add_epi32(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)), splat(start));
+    }
+
+    // GCC adds up whole numbers in an order of its own, all products of a group first, and they
+    // do not fit the registers. What it cannot see into it leaves where it is.
+    static Ints in_order(Ints sums) {
+        asm("" : "+x"(sums));
+        return sums;
     }
     static Floats to_float(Ints value) { return _mm256_cvtepi32_ps(value); }
     static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
@@ -44,11 +59,35 @@ struct Avx2 {
     }
 };
 
-constexpr Route f32_route = direct(Form::f32, float_product<WeightKind::f32>);
-constexpr Route bf16_route = direct(Form::f32, float_product<WeightKind::bf16>);
-constexpr Route q8_0_route = direct(Form::int8, quantized_product<Avx2, WeightKind::q8_0>);
-constexpr Route q4_0_route = direct(Form::int8, quantized_product<Avx2, WeightKind::q4_0>);
-constexpr Route q4_1_route = direct(Form::int8, quantized_product<Avx2, WeightKind::q4_1>);
+template <WeightKind kind>
+constexpr Route by_slices() {
+    Route route = direct(Form::f32, product_by_slices<kind>);
+    route.lead = slice_bytes;
+    route.at_once = float_product_at_once<kind>;
+    return route;
+}
+
+constexpr Route f32_route = by_slices<WeightKind::f32>();
+constexpr Route bf16_route = by_slices<WeightKind::bf16>();
+
+template <WeightKind kind, bool by_shares>
+constexpr Route quantized_route() {
+    Route route = direct(Form::int8, quantized_product<Avx2, kind, by_shares>, by_shares);
+    route.at_once = quantized_product_at_once<Avx2, kind>;
+    return route;
+}
+
+template <WeightKind kind, bool by_shares>
+constexpr Route quantized = quantized_route<kind, by_shares>();
+
+constexpr Route q8_0_route = quantized<WeightKind::q8_0, false>;
+constexpr Route q4_0_route = quantized<WeightKind::q4_0, false>;
+constexpr Route q4_1_route = quantized<WeightKind::q4_1, false>;
+constexpr Route q8_0_shares = quantized<WeightKind::q8_0, true>;
+constexpr Route q4_0_shares = quantized<WeightKind::q4_0, true>;
+constexpr Route q4_1_shares = quantized<WeightKind::q4_1, true>;
+
+constexpr int64_t shares_from = Avx2::block_rows + 1;  // fewer go through a panel once
 
 }  // namespace
 
@@ -56,10 +95,10 @@ const LinearKernels linear_kernels_avx2 = {
     prepare_row,
     finish_tile,
     {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
-    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
-    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
-    {0, 0, 0, 0, 0},
-    {0, 0, 0, 0, 0},
+    {f32_route, bf16_route, q8_0_shares, q4_0_shares, q4_1_shares},
+    {f32_route, bf16_route, q8_0_shares, q4_0_shares, q4_1_shares},
+    {0, 0, shares_from, shares_from, shares_from},
+    {0, 0, shares_from, shares_from, shares_from},
 };
 
 }  // namespace inflight

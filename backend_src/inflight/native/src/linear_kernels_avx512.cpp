@@ -13,7 +13,7 @@ namespace {
 struct Avx512 {
     using Floats = __m512;
     using Ints = __m512i;
-    static constexpr int lanes = 16, block_rows = 6;
+    static constexpr int lanes = 16, block_rows = 6, vectors = 2;
     static constexpr int q8_offset = 128;  // VPDPBUSD takes one side unsigned: the weights
 
     static Ints load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
@@ -28,6 +28,8 @@ struct Avx512 {
         return _mm512_dpbusd_epi32(sums, weights, splat(x));
     }
     static Ints dot_q4(Ints sums, Ints weights, int32_t x) { return dot_q8(sums, weights, x); }
+    static Ints start_q4(int32_t start) { return splat(start); }
+    static Ints whole_q4(Ints sums, int32_t) { return sums; }
     static Floats to_float(Ints value) { return _mm512_cvtepi32_ps(value); }
     static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
     static Floats load_halves(const uint8_t* from) {

@@ -26,7 +26,7 @@ struct Portable {
     using Floats = native_float;
     typedef int32_t Ints __attribute__((vector_size(4 * native_lanes)));
     typedef uint32_t Bits __attribute__((vector_size(4 * native_lanes)));
-    static constexpr int lanes = native_lanes, block_rows = 2;
+    static constexpr int lanes = native_lanes, block_rows = 2, vectors = 2;
     static constexpr int q8_offset = 0;
 
     static Ints load_bytes(const uint8_t* from) { return read<Ints>(from); }
@@ -47,6 +47,8 @@ struct Portable {
                product<3>(weights, x);
     }
     static Ints dot_q4(Ints sums, Ints weights, int32_t x) { return dot_q8(sums, weights, x); }
+    static Ints start_q4(int32_t start) { return splat(start); }
+    static Ints whole_q4(Ints sums, int32_t) { return sums; }
     static Floats to_float(Ints value) { return __builtin_convertvector(value, Floats); }
     static Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
     static Floats load_halves(const uint8_t* from) {

@@ -30,6 +30,20 @@ void over_rows(int64_t num_rows, int64_t size, const Body& body) {
     });
 }
 
+// Those of the row that the calling thread has; kept from row to row.
+std::vector<float>& maxima_here() {
+    static thread_local std::vector<float> maxima;
+    return maxima;
+}
+
+// Leaves the row's maxima.
+int64_t likeliest_of(const SamplingKernels& kernels, const float* values, int64_t size,
+                     std::vector<float>& maxima) {
+    maxima.resize(most_maxima(size));
+    maxima.resize(kernels.maxima(values, size, maxima.data()));
+    return kernels.likeliest(values, size, maxima.data(), maxima.size());
+}
+
 // How a row is sampled: an element of the array of rules that sampling.py is given.
 struct RowRules {
     double temperature;      // 0: the likeliest is chosen
@@ -129,7 +143,7 @@ void sample(const LogitRow& row, const RowRules& rules, int64_t likeliest, bool 
     *token_id = int32_t(choice.token_id);
     *log_prob = 0;
     if (!rules.wants_log_prob) return;
-    const LogitRow unheated{row.kernels, row.logits, row.size, row.peak, 1};
+    const LogitRow unheated{row.kernels, row.logits, row.size, row.peak, 1, row.maxima};
     *log_prob = float(normalizes ? std::log(choice.weight / choice.total)
                                  : log_prob_of(choice, unheated, scratch));
 }
@@ -144,7 +158,7 @@ INFLIGHT_API void inflight_likeliest(const float* logits, int64_t size, const in
                                      int64_t num_rows, int32_t* token_ids) {
     const SamplingKernels& kernels = *versions.chosen();
     over_rows(num_rows, size, [&](int64_t i) {
-        token_ids[i] = int32_t(kernels.likeliest(logits + rows[i] * size, size));
+        token_ids[i] = int32_t(likeliest_of(kernels, logits + rows[i] * size, size, maxima_here()));
     });
 }
 
@@ -156,11 +170,12 @@ INFLIGHT_API void inflight_sample_rows(const float* logits, int64_t size, const 
     const SamplingKernels& kernels = *versions.chosen();
     over_rows(num_rows, size, [&](int64_t i) {
         static thread_local SamplingScratch scratch;
+        std::vector<float>& maxima = maxima_here();
         const float* values = logits + i * size;
-        const int64_t likeliest = kernels.likeliest(values, size);
+        const int64_t likeliest = likeliest_of(kernels, values, size, maxima);
         const float peak = sampled->maxima[i] = values[likeliest];
         if (!std::isfinite(peak)) return;
-        const LogitRow row{kernels, values, size, peak, float(1 / rules[i].temperature)};
+        const LogitRow row{kernels, values, size, peak, float(1 / rules[i].temperature), maxima};
         sample(row, rules[i], likeliest, normalizes, scratch, &sampled->token_ids[i],
                &sampled->log_probs[i]);
     });

@@ -5,18 +5,22 @@
 
 namespace inflight {
 
-// Values that one of `maxima` stands for.
+// Values that one of `maxima` stands for, at most.
 constexpr int64_t sampling_height = 64;
+
+// Room that `maxima` needs for `count` values, whatever the width of a vector.
+static inline int64_t most_maxima(int64_t count) { return count / sampling_height + 32; }
 
 // Weights that are summed before runs are.
 constexpr int64_t sampling_run = 256;
 
 struct SamplingKernels {
-    // The first place of the largest value, or of the first NaN if there is one. count >= 1.
-    int64_t (*likeliest)(const float* values, int64_t count);
-    // Writes the maxima of disjoint sets of sampling_height values each, and returns how many; a
-    // few values at the end are in none. `out` has room for count / sampling_height.
+    // Writes the maxima of disjoint sets of at most sampling_height values, which are all of them,
+    // and returns how many; that of a set with a NaN is NaN.
     int64_t (*maxima)(const float* values, int64_t count, float* out);
+    // The first place of the largest value, or of the first NaN if there is one. count >= 1.
+    int64_t (*likeliest)(const float* values, int64_t count, const float* maxima,
+                         int64_t num_maxima);
     // The ids, ascending, of values >= bound; returns how many. `ids` has room for all.
     int64_t (*at_least)(const float* values, int64_t count, float bound, int32_t* ids);
     // weights = exp((values - peak) * factor).

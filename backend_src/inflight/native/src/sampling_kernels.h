@@ -36,41 +36,65 @@ INFLIGHT_INLINE int64_t first_where(const float* values, int64_t count, const Is
     return i;
 }
 
-int64_t likeliest(const float* values, int64_t count) {
+// The maxima of `height` vectors that follow each other, lane by lane; NaN where there is one.
+INFLIGHT_INLINE wide_float highest(const float* values, int64_t height) {
     constexpr int chains = 4;  // a maximum takes as long as several can be begun in
     wide_float best[chains];
-    for (int chain = 0; chain < chains; ++chain) best[chain] = wide_splat(values[0]);
-    wide_int is_nan = {};
-    int64_t i = 0;
-    for (; i + chains * wide_lanes <= count; i += chains * wide_lanes)
+    for (int chain = 0; chain < chains; ++chain) best[chain] = at(values);
+    wide_int is_number = best[0] == best[0];
+    int64_t row = 0;
+    for (; row + chains <= height; row += chains)
         for (int chain = 0; chain < chains; ++chain) {
-            const wide_float value = at(values + i + chain * wide_lanes);
-            is_nan |= value != value;
+            const wide_float value = at(values + (row + chain) * wide_lanes);
+            is_number &= value == value;
             best[chain] = wide_max(value, best[chain]);
         }
-    for (; i < count; ++i) {
-        const wide_float value = wide_splat(values[i]);
-        is_nan |= value != value;
+    for (; row < height; ++row) {
+        const wide_float value = at(values + row * wide_lanes);
+        is_number &= value == value;
         best[0] = wide_max(value, best[0]);
     }
-    if (bits_of(is_nan))
-        return first_where(values, count, [](wide_float value) { return value != value; });
-    const float peak = largest(wide_max(wide_max(best[0], best[1]), wide_max(best[2], best[3])));
-    const wide_float peaks = wide_splat(peak);
-    return first_where(values, count, [&](wide_float value) { return value == peaks; });
+    const wide_float all = wide_max(wide_max(best[0], best[1]), wide_max(best[2], best[3]));
+    return is_number ? all : wide_splat(__builtin_nanf(""));
 }
+
+constexpr int64_t block_values = sampling_height * wide_lanes;
 
 int64_t maxima(const float* values, int64_t count, float* out) {
     int64_t found = 0;
-    for (; count >= sampling_height * wide_lanes; count -= sampling_height * wide_lanes) {
-        wide_float best = at(values);
-        for (int64_t row = 1; row < sampling_height; ++row)
-            best = wide_max(at(values + row * wide_lanes), best);
-        write(out + found, best);
+    for (; count >= block_values; count -= block_values, values += block_values) {
+        write(out + found, highest(values, sampling_height));
         found += wide_lanes;
-        values += sampling_height * wide_lanes;
     }
+    if (const int64_t height = count / wide_lanes) {
+        write(out + found, highest(values, height));
+        found += wide_lanes;
+        values += height * wide_lanes;
+    }
+    for (count %= wide_lanes; count > 0; --count) out[found++] = *values++;
     return found;
+}
+
+// NaN, which any number of them makes of all, or the largest of `count` >= 1.
+float largest_of(const float* values, int64_t count) {
+    float best = values[0];
+    for (int64_t i = 0; i < count; ++i) {
+        if (values[i] != values[i]) return values[i];
+        if (values[i] > best) best = values[i];
+    }
+    return best;
+}
+
+// Looks only at the block of the first maximum that is the largest.
+int64_t likeliest(const float* values, int64_t count, const float* maxima, int64_t num_maxima) {
+    const float peak = largest_of(maxima, num_maxima);
+    if (peak != peak)
+        return first_where(values, count, [](wide_float value) { return value != value; });
+    const auto is_peak = [peak](wide_float value) { return value == wide_splat(peak); };
+    const int64_t block = first_where(maxima, num_maxima, is_peak) / wide_lanes;
+    const int64_t last_block = count / block_values;
+    const int64_t begin = (block < last_block ? block : last_block) * block_values;
+    return begin + first_where(values + begin, count - begin, is_peak);
 }
 
 int64_t at_least(const float* values, int64_t count, float bound, int32_t* ids) {
@@ -96,6 +120,17 @@ void weights(const float* values, int64_t count, float peak, float factor, float
     for (; i < count; ++i) out[i] = weight(wide_splat(values[i]), peaks, factors)[0];
 }
 
+// In pairs: a chain of one addition after the other takes as long as the weights of a run.
+INFLIGHT_INLINE double sum_of_lanes(wide_float parts) {
+    double lanes_left[wide_lanes];
+    for (int lane = 0; lane < wide_lanes; ++lane) lanes_left[lane] = parts[lane];
+#pragma GCC unroll 4
+    for (int num = wide_lanes / 2; num > 0; num /= 2)
+#pragma GCC unroll 8
+        for (int lane = 0; lane < num; ++lane) lanes_left[lane] += lanes_left[lane + num];
+    return lanes_left[0];
+}
+
 // sums[r] = the sum of run r of what `weight_of` gives for each value.
 template <class WeightOf>
 INFLIGHT_INLINE void sum_runs(const float* values, int64_t count, double* sums,
@@ -105,8 +140,7 @@ INFLIGHT_INLINE void sum_runs(const float* values, int64_t count, double* sums,
         wide_float parts = {};
         int64_t i = begin;
         for (; i + wide_lanes <= end; i += wide_lanes) parts += weight_of(at(values + i));
-        double sum = 0;
-        for (int lane = 0; lane < wide_lanes; ++lane) sum += parts[lane];
+        double sum = sum_of_lanes(parts);
         for (; i < end; ++i) sum += weight_of(wide_splat(values[i]))[0];
         *sums++ = sum;
     }
@@ -123,8 +157,8 @@ void weight_sums(const float* values, int64_t count, float peak, float factor, d
 
 }  // namespace
 
-extern const SamplingKernels sampling{likeliest, maxima,  at_least,
-                                      weights,   run_sums, weight_sums};
+extern const SamplingKernels sampling{maxima,  likeliest, at_least,
+                                      weights, run_sums,  weight_sums};
 
 }  // namespace INFLIGHT_ISA
 }  // namespace inflight

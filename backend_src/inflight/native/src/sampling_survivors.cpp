@@ -35,13 +35,11 @@ double total_of(const std::vector<double>& sums) {
 int64_t num_runs(int64_t count) { return (count + sampling_run - 1) / sampling_run; }
 
 // A logit that at least `count` of the row reach, and few more where logits are spread.
-float bound_of(const LogitRow& row, int64_t count, std::vector<float>* maxima) {
-    if (row.size / sampling_height < maxima_per_wanted * count) return -INFINITY;
-    maxima->resize(row.size / sampling_height);
-    const int64_t found = row.kernels.maxima(row.logits, row.size, maxima->data());
-    if (found < count) return -INFINITY;
-    const auto last = maxima->begin() + (count - 1);
-    std::nth_element(maxima->begin(), last, maxima->begin() + found, std::greater<>());
+float bound_of(const LogitRow& row, int64_t count, std::vector<float>& ranked) {
+    if (int64_t(row.maxima.size()) < maxima_per_wanted * count) return -INFINITY;
+    ranked = row.maxima;
+    const auto last = ranked.begin() + (count - 1);
+    std::nth_element(ranked.begin(), last, ranked.end(), std::greater<>());
     return *last;
 }
 
@@ -99,12 +97,13 @@ void take_of_border(int64_t border, int64_t count, double reached, double wanted
 // the largest.
 int64_t keep_until(double wanted, int64_t count, SamplingScratch& scratch) {
     float* weights = scratch.weights.data();
-    scratch.buckets.assign(num_buckets, 0.0);
+    scratch.buckets.resize(num_buckets);
     for (int64_t i = 0; i < count; ++i) scratch.buckets[bucket_of(weights[i])] += weights[i];
     double reached = 0;
     int64_t border = num_buckets - 1;
     while (border > 0 && reached + scratch.buckets[border] < wanted)
         reached += scratch.buckets[border--];
+    for (int64_t i = 0; i < count; ++i) scratch.buckets[bucket_of(weights[i])] = 0;
     take_of_border(border, count, reached, wanted, scratch);
 
     int64_t kept = 0;
@@ -136,7 +135,7 @@ double run_sums(const SamplingKernels& kernels, const float* weights, int64_t co
 
 int64_t keep_largest_logits(const LogitRow& row, int64_t top_k, float least_logit,
                             SamplingScratch& scratch) {
-    const float bound = top_k < row.size ? bound_of(row, top_k, &scratch.values) : -INFINITY;
+    const float bound = top_k < row.size ? bound_of(row, top_k, scratch.values) : -INFINITY;
     const int64_t candidates = take_at_least(row, std::max(bound, least_logit), scratch);
     const int64_t count = keep_largest(candidates, top_k, scratch);
     weigh(row, count, scratch);
@@ -145,7 +144,7 @@ int64_t keep_largest_logits(const LogitRow& row, int64_t top_k, float least_logi
 
 int64_t keep_nucleus(const LogitRow& row, double top_p, SamplingScratch& scratch) {
     const double total = row.weight_sums(&scratch.sums), wanted = top_p * total;
-    const float likely = bound_of(row, likely_nucleus, &scratch.values);
+    const float likely = bound_of(row, likely_nucleus, scratch.values);
     int64_t count = take_at_least(row, likely, scratch);
     weigh(row, count, scratch);
     double sum = 0;

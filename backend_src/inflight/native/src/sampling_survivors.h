@@ -16,7 +16,7 @@ struct SamplingScratch {
     std::vector<double> sums;    // of runs of weights
     std::vector<float> values;   // to be ranked
     std::vector<int32_t> places;
-    std::vector<double> buckets;
+    std::vector<double> buckets;  // zeros
 };
 
 struct LogitRow {
@@ -24,6 +24,7 @@ struct LogitRow {
     const float* logits;
     int64_t size;
     float peak, factor;  // the weight of a logit is exp((logit - peak) * factor)
+    const std::vector<float>& maxima;  // as the kernel of that name gives them
 
     // The sums of the runs of all weights; returns their total.
     double weight_sums(std::vector<double>* sums) const;
