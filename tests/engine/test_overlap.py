@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -20,7 +21,7 @@ from inflight.engine.engine import Engine
 from inflight.engine.lane import ForwardWork, InlineLane
 from inflight.errors import ForwardError
 from inflight.executor.forward_thread import ForwardThread
-from inflight.model.runner import ForwardOutput, PackedInputs
+from inflight.model.runner import ForwardOutput, PackedInputs, nothing_beside
 from inflight.sampling.sampler import SampledTokens
 from tests.fakes.arithmetic_runner import ArithmeticRunner, expected_tokens
 
@@ -200,9 +201,11 @@ class LikeliestRunner(ArithmeticRunner):
         super().__init__()
         self.needs: set[bool] = set()
 
-    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+    def forward(
+        self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+    ) -> ForwardOutput:
         self.needs.add(inputs.need_logits)
-        logits = super().forward(inputs).logits
+        logits = super().forward(inputs, launched).logits
         if inputs.need_logits or logits is None:
             return ForwardOutput(logits=logits)
         return ForwardOutput(logits=None, likeliest=logits.argmax(axis=1).astype(np.int32))
@@ -229,12 +232,31 @@ def sampled(token_id: int) -> SampledTokens:
     return SampledTokens(np.array([token_id], dtype=np.int32), np.zeros(1, dtype=np.float32))
 
 
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_the_forward_thread_is_left_alone_until_its_work_is_launched(times: int) -> None:
+    done: list[str] = []
+
+    def work(launched: Callable[[], None]) -> SampledTokens:
+        time.sleep(0.02)
+        done.append("prepared")
+        for _ in range(times):
+            launched()
+        return sampled(7)
+
+    with ForwardThread() as lane:
+        for number in range(1, 4):
+            lane.start(work)
+            assert len(done) == number
+            assert lane.wait().token_ids.tolist() == [7]
+
+
 def test_the_forward_thread_works_beside_its_caller() -> None:
     go_on = threading.Event()
     workers: list[threading.Thread] = []
 
-    def work() -> SampledTokens:
+    def work(launched: Callable[[], None]) -> SampledTokens:
         workers.append(threading.current_thread())
+        launched()
         assert go_on.wait(5)
         return sampled(7)
 
@@ -243,9 +265,9 @@ def test_the_forward_thread_works_beside_its_caller() -> None:
         go_on.set()
         assert lane.wait().token_ids.tolist() == [7]
         assert workers[0] is not threading.current_thread()
-        lane.start(lambda: sampled(1 // 0))
+        lane.start(lambda launched: sampled(1 // 0))
         with pytest.raises(ZeroDivisionError):
             lane.wait()
-        lane.start(lambda: sampled(8))
+        lane.start(lambda launched: sampled(8))
         assert lane.wait().token_ids.tolist() == [8]
     assert not workers[0].is_alive()

@@ -17,7 +17,13 @@ import numpy.typing as npt
 from inflight.api.kv_pools import KvPool, group_layers
 from inflight.errors import ConfigError, ForwardError
 from inflight.model.layer_groups import pool_of_layers
-from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
+from inflight.model.runner import (
+    ForwardOutput,
+    MemoryUsage,
+    ModelSpec,
+    PackedInputs,
+    nothing_beside,
+)
 
 VOCAB_SIZE = 997
 POISON = -1
@@ -110,7 +116,9 @@ class ArithmeticRunner:
             np.full(count * tokens_per_block, POISON, dtype=np.int64) for count in self.num_blocks
         ]
 
-    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+    def forward(
+        self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+    ) -> ForwardOutput:
         self.num_forwards += 1
         self.rows.append(len(inputs.token_ids))
         if self.before_forward is not None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from inflight.api.kv_pools import KvPool
 from inflight.cli.calibration import shape_of
-from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
+from inflight.model.runner import (
+    ForwardOutput,
+    MemoryUsage,
+    ModelSpec,
+    PackedInputs,
+    nothing_beside,
+)
 from inflight.scheduler.iteration_cost import IterationShape
 from inflight.simulator.cost_model import CostModel
 from inflight.simulator.trace import VOCAB_SIZE
@@ -43,7 +49,9 @@ class ClockRunner:
     ) -> None:
         self._tokens_per_block = tokens_per_block  # a byte of KV for each
 
-    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+    def forward(
+        self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+    ) -> ForwardOutput:
         self.shapes.append(shape_of(inputs))
         self.now += self.cost.seconds(self.shapes[-1])
         likeliest = np.zeros(len(inputs.logits_indices), dtype=np.int32)

@@ -103,8 +103,9 @@ def test_kernels_and_torch_agree(
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
-def test_rows_of_padding_change_no_bit_of_others(ops: DeviceOps) -> None:
-    """What fills up may hold anything, NaN too."""
+def test_rows_of_padding_change_no_other_rows(ops: DeviceOps) -> None:
+    """What fills up may hold anything, NaN too. It goes to experts as well, and torch's product of
+    an expert's rows may round by how many there are: on CPUs with AVX2 alone it does."""
     some = layer(8, 2, of_chosen=True, has_shared=True)
     assert some.shared is not None
     some.x[5:], some.logits[5:6], some.shared[5:] = torch.nan, torch.nan, torch.inf
@@ -112,7 +113,10 @@ def test_rows_of_padding_change_no_bit_of_others(ops: DeviceOps) -> None:
     together = some.mixed(ops)
     assert together[5:].isnan().all()
     again = layer(8, 2, of_chosen=True, has_shared=True).mixed(ops)
-    assert torch.equal(together[:5], again[:5])
+    if isinstance(ops, TorchOps):
+        torch.testing.assert_close(together[:5], again[:5], atol=1e-6, rtol=1e-6)
+    else:
+        assert torch.equal(together[:5], again[:5])
     alone = some.mixed(ops, slice(0, 5))
     torch.testing.assert_close(together[:5], alone, atol=1e-6, rtol=1e-6)
 

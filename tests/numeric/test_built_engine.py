@@ -124,6 +124,17 @@ def test_a_built_engine_is_loaded_without_transformers(cache: Path, llama: Path)
     assert subprocess.run(command, check=False, timeout=300).returncode == 0
 
 
+def test_dtype_auto_takes_the_engine_of_what_it_stands_for(llama: Path, tmp_path: Path) -> None:
+    store = EngineStore(str(tmp_path))
+    keys = {dtype: engine_key(llama, dtype, str(tmp_path)) for dtype in ("fp32", "bf16")}
+    load(llama, config(tmp_path, dtype="fp32"))
+    assert store.has(keys["fp32"]) and not store.has(keys["bf16"])
+    assert load(llama, config(tmp_path, dtype="auto")).spec.dtype == "bf16"
+    assert store.has(keys["bf16"])
+    limits = read_limits(store.folder(keys["bf16"]))
+    assert limits is not None and limits.dtype == "bf16"
+
+
 def test_a_damaged_engine_is_built_again(
     cache: Path, llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,7 @@ the whole engine, on a CPU that stands in for the device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from inflight.api import (
 from inflight.batch.device_sampling import SamplingRoom
 from inflight.executor import Executor
 from inflight.model.device.runner import DeviceRunner
-from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs
+from inflight.model.runner import ForwardOutput, ModelSpec, PackedInputs, nothing_beside
 from inflight.sampling import Sampler
 from tests.fakes.tiny_models import VOCAB_SIZE, tiny_checkpoint
 from tests.numeric.device_driver import (
@@ -66,8 +66,10 @@ class Watched:
     def spec(self) -> ModelSpec:
         return self._spec
 
-    def forward(self, inputs: PackedInputs) -> ForwardOutput:
-        output = self._runner.forward(inputs)
+    def forward(
+        self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+    ) -> ForwardOutput:
+        output = self._runner.forward(inputs, launched)
         if output.sampled is not None:
             self.num_sampled += len(inputs.logits_indices) - len(output.sampled.left)
             self.num_left += len(output.sampled.left)

@@ -10,7 +10,7 @@ import pytest
 
 from inflight.api.config import InflightConfig
 from inflight.errors import CheckpointError, ConfigError
-from inflight.model import factory
+from inflight.model import choice, factory
 from inflight.model.factory import load_runner
 from inflight.model.fused import build
 from inflight.model.fused.runner import FusedRunner
@@ -45,6 +45,22 @@ def test_auto_fuses_what_it_can(llama: Path, dtype: str) -> None:
     runner = load_runner(llama, config(dtype=dtype))
     assert isinstance(runner, FusedRunner)
     assert runner.spec.dtype == ("fp32" if dtype == "fp32" else "bf16")
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_dtype_auto_is_that_of_who_computes(
+    llama: Path, gpt2: Path, computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "computes_bf16", lambda: computes)
+    in_torch = "bf16" if computes else "fp32"
+    native_library()
+    assert load_runner(llama, config(dtype="auto")).spec.dtype == "bf16"
+    assert load_runner(gpt2, config(dtype="auto")).spec.dtype == in_torch
+    assert load_runner(llama, config(dtype="auto", runner="hf")).spec.dtype == in_torch
+    monkeypatch.setattr(factory, "load_native", lambda cache_dir: None)
+    assert load_runner(llama, config(dtype="auto")).spec.dtype == in_torch
+    fused = load_runner(llama, config(dtype="auto", runner="fused"))
+    assert isinstance(fused, FusedRunner) and fused.spec.dtype == in_torch
 
 
 def test_auto_leaves_other_architectures_to_transformers(

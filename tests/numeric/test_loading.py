@@ -63,7 +63,7 @@ def test_layers_may_differ_in_the_size_of_k_and_v(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the flags of x86 processors")
-def test_auto_is_bf16_where_the_processor_computes_it() -> None:
+def test_auto_is_bf16_in_torch_where_the_processor_computes_it() -> None:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next(line.split() for line in lines if line.startswith("flags"))
     expected = torch.bfloat16 if "avx512_bf16" in flags else torch.float32

@@ -145,10 +145,10 @@ def check(got: list[tuple[int, ...]], asked: list[Expected]) -> None:
 RUNNERS = pytest.mark.parametrize(
     "settings",
     [
-        InflightConfig(dtype="fp32"),
+        InflightConfig(dtype="fp32", runner="fused"),
         InflightConfig(dtype="fp32", runner="hf", attention_backend="torch"),
     ],
-    ids=["default", "hf, torch attention"],
+    ids=["fused", "hf, torch attention"],
 )
 
 

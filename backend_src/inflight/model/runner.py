@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -128,6 +128,10 @@ class MemoryUsage(NamedTuple):
     """Of the host's memory, where the device copies offloaded KV blocks from and to."""
 
 
+def nothing_beside() -> None:
+    """The ``launched`` of a forward that nobody does anything beside."""
+
+
 class ModelRunner(Protocol):
     """Runs one packed forward. It owns the weights and the KV storage; it knows no requests."""
 
@@ -148,9 +152,16 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+    def forward(
+        self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+    ) -> ForwardOutput:
         """Computes the rows, writing their K and V into the slots. Raises ForwardError, or
-        EngineError where no later forward can succeed."""
+        EngineError where no later forward can succeed.
+
+        ``launched`` is called, on this thread, when most of what is left to do needs no
+        interpreter: others who use it from then on do not delay the forward. It may be called more
+        than once, or never.
+        """
         ...
 
     def copy_blocks(

@@ -38,7 +38,7 @@ class CallRecorder:
     are for the same number of rows."""
 
     def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
+        self.num_rows = num_rows
         self.calls: list[tuple[_Recordable, list[int]]] = []
 
     def function(self, name: str, *types: Any, result: Any = None) -> Callable[..., Any]:
@@ -48,7 +48,7 @@ class CallRecorder:
             assert name in _RECORDABLE, f"{name} cannot be recorded"
             values = [_as_int(*each) for each in zip(types, arguments, strict=True)]
             place = _RECORDABLE[name].place_of_rows
-            assert place is None or values[place] == self._num_rows
+            assert place is None or values[place] == self.num_rows
             self.calls.append((_RECORDABLE[name], values))
 
         return record
@@ -63,14 +63,18 @@ class RecordedCalls:
         for call, (recordable, values) in zip(self._calls, recorder.calls, strict=True):
             call["function"] = recordable.number
             call["arguments"][: len(values)] = values
+        self._address = self._calls.ctypes.data
+        self._num_rows = recorder.num_rows
         places = [recordable.place_of_rows for recordable, _ in recorder.calls]
         self._with_rows = np.array([i for i, place in enumerate(places) if place is not None])
         self._places = np.array([place for place in places if place is not None])
 
-    def make(self, num_rows: int) -> None:
-        """All calls, in their order, for so many rows."""
-        self._calls["arguments"][self._with_rows, self._places] = num_rows
-        self._make(self._calls.ctypes.data, len(self._calls))
+    def make(self, num_rows: int, num_calls: int | None = None) -> None:
+        """The first ``num_calls`` (None: all), in their order, for so many rows."""
+        if num_rows != self._num_rows:
+            self._calls["arguments"][self._with_rows, self._places] = num_rows
+            self._num_rows = num_rows
+        self._make(self._address, len(self._calls) if num_calls is None else num_calls)
 
 
 def _as_int(kind: Any, argument: Any) -> int:

@@ -24,7 +24,13 @@ from inflight.model.device.sampler import DeviceSampler
 from inflight.model.device.sizing import NO_ROWS, every_rule
 from inflight.model.device.staging import RowLimits
 from inflight.model.dtypes import DTYPES
-from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
+from inflight.model.runner import (
+    ForwardOutput,
+    MemoryUsage,
+    ModelSpec,
+    PackedInputs,
+    nothing_beside,
+)
 
 
 class DeviceRunner:
@@ -56,6 +62,8 @@ class DeviceRunner:
         self._buffer: RowBuffer | None = None
         self._graphs: GenerationGraphs | None = None
         self._logits = torch.empty(0)
+        self._launched = nothing_beside
+        """Of the forward that runs."""
         """Where all graphs leave their logits: they are large."""
         self._spec = ModelSpec(
             vocab_size=decoder.spec.vocab_size,
@@ -102,11 +110,14 @@ class DeviceRunner:
                 "kv_cache_free_gpu_mem_fraction: the KV cache leaves too little memory to compute"
             ) from None
 
-    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+    def forward(
+        self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+    ) -> ForwardOutput:
         with contained(self._runtime, f"the forward pass of {len(inputs.token_ids)} rows"):
             # The device would find out too, and be of no use to this process from then on.
             if inputs.token_ids.min() < 0 or inputs.token_ids.max() >= self.spec.vocab_size:
                 raise IndexError(f"a token id is not below {self.spec.vocab_size}")
+            self._launched = launched
             with self._runtime.computing():
                 return self._forward(inputs)
 
@@ -162,14 +173,19 @@ class DeviceRunner:
             return ForwardOutput(logits=np.empty((0, self.spec.vocab_size), dtype=np.float32))
         logits = logits[:num_wanted]
         if inputs.need_logits and inputs.sampling is None:
-            return ForwardOutput(logits=self._runtime.to_host(logits).numpy())
+            return ForwardOutput(logits=self._to_host(logits).numpy())
         likeliest = (answers[0] if answers else self.decoder.ops.likeliest(logits))[:, :num_wanted]
         if inputs.sampling is not None:
             return self._sampled(logits, self._sample(logits, likeliest, inputs.sampling))
-        ids, bits = self._runtime.to_host(likeliest).numpy()
+        ids, bits = self._to_host(likeliest).numpy()
         if np.isfinite(bits.view(np.float32)).all():
             return ForwardOutput(logits=None, likeliest=ids)
-        return ForwardOutput(logits=self._runtime.to_host(logits).numpy())
+        return ForwardOutput(logits=self._to_host(logits).numpy())
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        """Everything that it comes from is under way."""
+        self._launched()
+        return self._runtime.to_host(tensor)
 
     def _sample(self, logits: Tensor, likeliest: Tensor, sampling: SamplingInputs) -> Tensor:
         """As ``DeviceSampler.sample``, of the rows that came with ``sampling``."""
@@ -178,11 +194,11 @@ class DeviceRunner:
         return self._sampler.sample(self.decoder.ops, logits, likeliest, rows)
 
     def _sampled(self, logits: Tensor, answers: Tensor) -> ForwardOutput:
-        ids, bits, is_left = self._runtime.to_host(answers).numpy()
+        ids, bits, is_left = self._to_host(answers).numpy()
         left = np.flatnonzero(is_left)
         of_left = np.empty((0, self.spec.vocab_size), dtype=np.float32)
         if len(left):
-            of_left = self._runtime.to_host(logits[torch.from_numpy(left)]).numpy()
+            of_left = self._to_host(logits[torch.from_numpy(left)]).numpy()
         sampled = SampledRows(token_ids=ids, log_probs=bits.view(np.float32), left=left)
         return ForwardOutput(logits=of_left, sampled=sampled)
 

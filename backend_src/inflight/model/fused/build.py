@@ -60,6 +60,7 @@ def build_engine(
 ) -> BuiltDecoder:
     """The engine, built unless it is there, and proved by this process: what it has built and read
     back a moment ago is not read and proved again. Waits while another process builds it.
+    ``config.dtype`` is never auto.
 
     Raises CheckpointError: the checkpoint is not served, cannot be fused, or computes something
     else than transformers' classes do; ConfigError for a dtype that is not computed here. Where the

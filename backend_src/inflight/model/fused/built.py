@@ -1,7 +1,8 @@
 """BuiltDecoder: what a built engine holds, and loading it without transformers.
 
 The engine carries its proof: logits that transformers' own classes computed when it was built. At
-every load the kernels of this machine have to come to the same: about a second of a small model.
+every load the kernels of this machine have to come to the same, called as they will be in service:
+about a second of a small model.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from inflight.api.config import InflightConfig
@@ -19,11 +21,13 @@ from inflight.engine_files.key import EngineKey, engine_key
 from inflight.engine_files.limits import BuiltLimits, read_limits, write_limits
 from inflight.engine_files.store import EngineStore
 from inflight.errors import CheckpointError
+from inflight.model.dtypes import choose_kv_dtype
 from inflight.model.fused.assemble import make_decoder
+from inflight.model.fused.forward import FusedDecoder
 from inflight.model.fused.ops import FusedAttention
 from inflight.model.fused.spec import DecoderSpec
 from inflight.model.fused.weights import DecoderWeights
-from inflight.model.probe import check_rows, check_typical, flipping
+from inflight.model.probe import TOLERANCE, check_rows, check_typical, flipping
 from inflight.model.probe_course import THOROUGH
 from inflight.model.runner import PackedInputs
 from inflight.native.experts import TorchExperts
@@ -31,6 +35,11 @@ from inflight.native.library import NativeLibrary
 from inflight.native.linear import TorchLinear
 
 _LOG = logging.getLogger(__name__)
+
+MOST_ROWS_TWICE = 64
+"""Rows of an iteration of the course that is computed by recorded calls and again by calls from
+Python: a context beside generations, and generations alone, a third of the course's time. What is
+recorded is the same for any number of rows, but for that number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,8 +66,8 @@ class BuiltDecoder:
 
 
 def find_engine(checkpoint_directory: Path, config: InflightConfig) -> BuiltDecoder | None:
-    """The engine of this checkpoint, dtype, CPU and code; None: it has to be built. Raises
-    CheckpointError when the checkpoint cannot be read."""
+    """The engine of this checkpoint, dtype (never auto), CPU and code; None: it has to be built.
+    Raises CheckpointError when the checkpoint cannot be read."""
     key = engine_key(checkpoint_directory, config.dtype, config.cache_dir)
     return EngineStore(config.cache_dir).load(key, read_built)
 
@@ -76,9 +85,28 @@ def prove(
     torch; ``tokens_per_block``: one that these operations take, that of the service.
 
     Raises CheckpointError when that is more than rounding and quantizing explain, when one row is
-    another than torch makes of the same weights, or when a layer did not come to the attention.
+    another than torch makes of the same weights, or when recorded calls or layers are not right
+    (``course_logits``).
     """
     packed = course_logits(engine, library, tokens_per_block)
+    return _check(engine, packed, dtype, dtype)
+
+
+def prove_kv_storage(
+    engine: BuiltDecoder, dtype: str, library: NativeLibrary | None, config: InflightConfig
+) -> None:
+    """As ``prove``, which keeps K and V in the dtype of the activations, with ``kv_cache_dtype``;
+    nothing where that is the same. What rounding explains is that of the coarser of both dtypes."""
+    activations = engine.weights.embedding.dtype
+    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, activations)
+    if kv_dtype is activations:
+        return
+    packed = course_logits(engine, library, config.tokens_per_block, config.kv_cache_dtype)
+    _check(engine, packed, dtype, config.kv_cache_dtype)
+
+
+def _check(engine: BuiltDecoder, packed: Tensor, *dtypes: str) -> float:
+    dtype = max(dtypes, key=TOLERANCE.__getitem__)
     # Rows that quantizing moved far hide a fault; torch has computed with the same weights.
     groups = flipping(THOROUGH, engine.spec)
     check_rows(packed, engine.proof.packed, engine.architecture, dtype, flipping=groups)
@@ -86,35 +114,40 @@ def prove(
 
 
 def course_logits(
-    engine: BuiltDecoder, library: NativeLibrary | None, tokens_per_block: int
+    engine: BuiltDecoder,
+    library: NativeLibrary | None,
+    tokens_per_block: int,
+    kv_cache_dtype: str = "auto",
 ) -> Tensor:
-    """float32[R, vocab_size] of the course; ``library`` None: of torch. Raises CheckpointError when
-    a layer did not come to the attention once an iteration."""
+    """float32[R, vocab_size] of the course, by the calls that serve; ``library`` None: of torch.
+
+    Recorded calls are compared with calls from Python in iterations of few rows. Raises
+    CheckpointError when they differ in any bit, or when a layer did not come to the attention once
+    an iteration.
+    """
+    is_native_throughout = library is not None and not engine.spec.has_experts
     decoder = make_decoder(
         engine.spec,
         engine.weights,
         library,
         max_num_tokens=THOROUGH.max_num_tokens,
         max_seq_len=THOROUGH.max_seq_len,
+        kv_cache_dtype=kv_cache_dtype,
+        records_calls=is_native_throughout,
     )
-    attention = _CountingAttention(decoder.ops.attention)
-    decoder.ops = replace(decoder.ops, attention=cast(FusedAttention, attention))
-    attention.allocate(THOROUGH.num_blocks(tokens_per_block), tokens_per_block)
-    num_iterations = 0
+    decoder.ops.attention.allocate(THOROUGH.num_blocks(tokens_per_block), tokens_per_block)
+    by_calls = _CountedCalls(decoder, engine.architecture)
 
     def forward(inputs: PackedInputs) -> Tensor:
-        nonlocal num_iterations
-        num_iterations += 1
-        return decoder.forward(inputs)
+        if not is_native_throughout:
+            return by_calls.forward(inputs)
+        # First, so that it reads no K and V but its own.
+        logits = decoder.forward(inputs)
+        if len(inputs.token_ids) <= MOST_ROWS_TWICE:
+            by_calls.check_same(inputs, logits)
+        return logits
 
-    packed = THOROUGH.packed_logits(forward, tokens_per_block, engine.proof.token_ids)
-    num_layers = len(engine.spec.layers)
-    if attention.layers != list(range(num_layers)) * num_iterations:
-        raise CheckpointError(
-            f"architecture {engine.architecture} is not served: not each of its {num_layers} "
-            "layers came to the attention once"
-        )
-    return packed
+    return THOROUGH.packed_logits(forward, tokens_per_block, engine.proof.token_ids)
 
 
 def torch_logits(engine: BuiltDecoder, tokens_per_block: int) -> Tensor:
@@ -154,6 +187,36 @@ def limits_of(key: EngineKey, config: InflightConfig, spec: DecoderSpec) -> Buil
         dtype=key.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
     )
+
+
+class _CountedCalls:
+    """The decoder with each call made from Python, over the same KV cache. Raises CheckpointError
+    when a layer does not come to the attention once an iteration."""
+
+    def __init__(self, decoder: FusedDecoder, architecture: str) -> None:
+        self._architecture = architecture
+        self._attention = _CountingAttention(decoder.ops.attention)
+        attention = cast(FusedAttention, self._attention)
+        self._decoder = decoder.unrecorded()
+        self._decoder.ops = replace(decoder.ops, attention=attention)
+
+    def forward(self, inputs: PackedInputs) -> Tensor:
+        self._attention.layers.clear()
+        logits = self._decoder.forward(inputs)
+        num_layers = len(self._decoder.spec.layers)
+        if self._attention.layers != list(range(num_layers)):
+            raise self._not_served(
+                f"not each of its {num_layers} layers came to the attention once"
+            )
+        return logits
+
+    def check_same(self, inputs: PackedInputs, logits: Tensor) -> None:
+        """``logits``: of recorded calls for the same rows."""
+        if not torch.equal(self.forward(inputs), logits):
+            raise self._not_served("recorded calls compute something else than calls from Python")
+
+    def _not_served(self, why: str) -> CheckpointError:
+        return CheckpointError(f"architecture {self._architecture} is not served: {why}")
 
 
 class _CountingAttention:

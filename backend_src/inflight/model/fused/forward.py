@@ -6,8 +6,9 @@ place, into buffers that are made once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from copy import copy
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from inflight.model.fused.rope_tables import rope_tables
 from inflight.model.fused.rows import Rows
 from inflight.model.fused.spec import DecoderSpec, LayerSpec, NormKind
 from inflight.model.fused.weights import DecoderWeights, LayerWeights
-from inflight.model.runner import PackedInputs
+from inflight.model.runner import PackedInputs, nothing_beside
 from inflight.native.attention import LayerRules
 from inflight.native.library import NativeLibrary
 from inflight.native.recorded_calls import CallRecorder, RecordedCalls
@@ -49,6 +50,7 @@ class FusedDecoder:
         """Of activations, embedding and KV storage."""
         self.weights = weights
         self._rows = Rows.allocate(max_num_tokens, spec, self.dtype)
+        self._first_rows = lru_cache(maxsize=64)(self._rows.first)
         self._stream_epsilon = spec.norm_epsilon / spec.residual_multiplier**2
         self._embedding_scale = spec.embedding_multiplier / spec.residual_multiplier
         rules = _layer_rules(spec, weights, max_seq_len)
@@ -56,11 +58,12 @@ class FusedDecoder:
             enumerate(zip(spec.layers, weights.layers, rules, strict=True))
         )
         # Experts gather their rows in torch.
-        is_native_throughout = all(layer.experts is None for layer in spec.layers)
-        is_recordable = len(self._layers) > 1 and is_native_throughout
+        is_recordable = all(layer.experts is None for layer in spec.layers)
         self._library = library if is_recordable else None
         self._recorded: RecordedCalls | None = None
-        """All layers but the last."""
+        """What ``hidden`` does with all rows, after the embedding."""
+        self._num_calls_for_all = 0
+        """The first of the recorded calls, those up to the last layer's attention."""
         tables = [rule.max_positions for rule in rules if rule.max_positions is not None]
         self._max_positions = min(tables, default=None)
         """That every rope table has; None: there is none."""
@@ -84,30 +87,31 @@ class FusedDecoder:
         """float32[R, vocab_size], new: the logits of the rows in ``inputs.logits_indices``."""
         return self.logits(self.hidden(inputs))
 
-    def hidden(self, inputs: PackedInputs) -> Tensor:
+    def hidden(self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside) -> Tensor:
         """[R, hidden_size]: what the head reads of the rows in ``inputs.logits_indices``. A buffer
-        that the next forward overwrites."""
-        rows = self._rows.first(len(inputs.token_ids))
+        that the next forward overwrites. ``launched``: see ``ModelRunner.forward``."""
+        rows = self._first_rows(len(inputs.token_ids))
         wanted = torch.from_numpy(inputs.logits_indices)
         self.ops.attention.plan(inputs)
         token_ids = torch.from_numpy(inputs.token_ids)
         self.ops.elementwise.embed(
             self.weights.embedding, token_ids, rows.residual, self._embedding_scale
         )
+        launched()
         if self._library is None:
-            self._run(rows, self._layers[:-1])
+            self._attend_all(rows)
         else:
             # Calls that are not recorded assert it themselves.
             assert self._max_positions is None or inputs.context_lens.max() <= self._max_positions
             self._recorded = self._recorded or self._record(rows, self._library)
-            self._recorded.make(len(rows))
-        last = self._layers[-1]
-        self._attend(rows, last)
+            if len(wanted) == len(rows):
+                self._recorded.make(len(rows))
+                return rows.hidden
+            self._recorded.make(len(rows), self._num_calls_for_all)
         # All K and V are written: only the rows that sample go on.
         rows = rows.only(wanted)
         if len(rows):
-            self._finish(rows, last)
-            self._read(rows, self.weights.norm)
+            self._finish_last(rows)
         return rows.hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -129,16 +133,25 @@ class FusedDecoder:
             return None
         return self.ops.linear.argmax(hidden, self.weights.head)
 
-    def _run(self, rows: Rows, layers: Sequence[_Layer]) -> None:
+    def _attend_all(self, rows: Rows) -> None:
+        """All layers, up to what the last one's attention gives."""
+        *layers, last = self._layers
         for layer in layers:
             self._attend(rows, layer)
             self._finish(rows, layer)
+        self._attend(rows, last)
+
+    def _finish_last(self, rows: Rows) -> None:
+        self._finish(rows, self._layers[-1])
+        self._read(rows, self.weights.norm)
 
     def _record(self, rows: Rows, library: NativeLibrary) -> RecordedCalls:
-        """All layers but the last. Their buffers begin at the same place for any number of rows."""
+        """The buffers begin at the same place for any number of rows."""
         recorder, decoder = CallRecorder(len(rows)), copy(self)
         decoder.ops = recording_ops(self.ops, recorder)
-        decoder._run(rows, self._layers[:-1])
+        decoder._attend_all(rows)
+        self._num_calls_for_all = len(recorder.calls)
+        decoder._finish_last(rows)
         return RecordedCalls(library, recorder)
 
     def _attend(self, rows: Rows, layer: _Layer) -> None:

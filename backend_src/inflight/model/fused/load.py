@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from inflight.api.config import InflightConfig
 from inflight.errors import CheckpointError, ConfigError, one_line
 from inflight.model.architectures import check_architecture
+from inflight.model.choice import dtype_on_cpu
 from inflight.model.dtypes import FP8, QUANTIZED_KINDS, choose_dtype
 from inflight.model.fused.assemble import make_runner
 from inflight.model.fused.families import can_fuse, decoder_spec
@@ -60,8 +61,9 @@ def read_spec(checkpoint_directory: Path) -> DecoderSpec:
 
 
 def weight_kinds(dtype: str) -> tuple[WeightKind, torch.dtype]:
-    """Of the linears and of the activations, for a value of the key ``dtype``. Raises ConfigError
-    for one that is not computed here."""
+    """Of the linears and of the activations, for a value of the key ``dtype``, never auto. Raises
+    ConfigError for one that is not computed here."""
+    assert dtype != "auto"
     activations = choose_dtype(dtype, torch.device("cpu"))
     if activations not in _KINDS or dtype == FP8:
         raise ConfigError(
@@ -93,7 +95,8 @@ def build_fused_runner(
     weight_kind: WeightKind | None = None,
 ) -> FusedRunner:
     """``load_fused_runner`` on a library that is loaded already; None: in torch."""
-    kind, activations = weight_kinds(config.dtype)
+    dtype = dtype_on_cpu(config.dtype, is_native=library is not None)
+    kind, activations = weight_kinds(dtype)
     spec = read_spec(checkpoint_directory)
     tensors = CheckpointTensors(checkpoint_directory)
     weights = load_weights(tensors, spec, weight_kind or kind, activations)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,13 @@ from inflight.api.kv_pools import KvGroup, KvPool, group_layers
 from inflight.errors import ForwardError
 from inflight.model.dtypes import DTYPES
 from inflight.model.fused.forward import FusedDecoder
-from inflight.model.runner import ForwardOutput, MemoryUsage, ModelSpec, PackedInputs
+from inflight.model.runner import (
+    ForwardOutput,
+    MemoryUsage,
+    ModelSpec,
+    PackedInputs,
+    nothing_beside,
+)
 
 
 class FusedRunner:
@@ -47,10 +53,12 @@ class FusedRunner:
         self.decoder.ops.attention.allocate(num_blocks, tokens_per_block, further_pools)
         self._is_allocated = True
 
-    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+    def forward(
+        self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+    ) -> ForwardOutput:
         assert self._is_allocated and len(inputs.token_ids) <= self.decoder.max_num_tokens
         try:
-            hidden = self.decoder.hidden(inputs)
+            hidden = self.decoder.hidden(inputs, launched)
             ids = None if inputs.need_logits else self.decoder.likeliest(hidden)
             if ids is not None:
                 return ForwardOutput(logits=None, likeliest=ids.numpy())
