@@ -5,8 +5,8 @@
     <root>/
     ├── <key>/             finished
     ├── <key>.lock         locked (flock) while somebody makes it
-    └── <key>.*.partial/   being made, on its way out, or left over by a maker that was killed: the
-                           next maker removes it
+    └── <key>.*.partial/   being made, on its way out, or left over by a maker that was killed: who
+                           makes anything beside it removes it
 """
 
 from __future__ import annotations
@@ -65,11 +65,22 @@ def discard(folder: Path) -> None:
         _remove(folder)
 
 
+def remove_leftovers(root: Path) -> None:
+    """Removes what killed makers left in ``root``, which may be as large as what they made.
+
+    What somebody makes stays, and what has no lock: nobody can tell there."""
+    for partial in root.glob("*.partial"):
+        lock = root / f"{partial.name.rsplit('.', 2)[0]}.lock"
+        with suppress(OSError), _locked_if_free(lock):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
 def _make(
     target: Path, make: Callable[[Path, int], None], is_made: Callable[[], bool], lock_fd: int
 ) -> None:
     for left_over in target.parent.glob(f"{target.name}.*.partial"):
         shutil.rmtree(left_over, ignore_errors=True)
+    remove_leftovers(target.parent)
     partial = _passing_name(target)
     partial.mkdir()
     try:
@@ -116,5 +127,16 @@ def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[int]:
             on_wait()
             fcntl.flock(lock_fd, fcntl.LOCK_EX)
         yield lock_fd
+    finally:
+        os.close(lock_fd)
+
+
+@contextmanager
+def _locked_if_free(path: Path) -> Iterator[None]:
+    """Raises OSError where it is locked, is not there, or may not be opened."""
+    lock_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
         os.close(lock_fd)

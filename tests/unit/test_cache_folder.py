@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.cache_folder import cache_root, discard, make_once
+from inflight.cache_folder import cache_root, discard, make_once, remove_leftovers
 from inflight.errors import ConfigError
 
 
@@ -55,12 +55,38 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == {"key.lock"}
 
 
+def leave(root: Path, *partials: str) -> None:
+    """As killed makers do."""
+    for name in partials:
+        (root / name).mkdir()
+        (root / name / "half").touch()
+        (root / f"{name.split('.')[0]}.lock").touch()
+
+
 def test_what_a_killed_maker_left_is_removed(tmp_path: Path) -> None:
-    for name in ("key.4711.partial", "other.4711.partial"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "half").touch()
+    leave(tmp_path, "key.4711.partial")
     make(tmp_path / "key", write("whole"))
-    assert names(tmp_path) == {"key", "key.lock", "other.4711.partial"}
+    assert names(tmp_path) == {"key", "key.lock"}
+
+
+def test_who_makes_another_removes_it_too(tmp_path: Path) -> None:
+    """Nobody makes that one again, once the version or the configuration is another."""
+    leave(tmp_path, "old.4711.partial", "older.4712.partial", "older.4713.partial")
+    make(tmp_path / "key", write("whole"))
+    assert names(tmp_path) == {"key", "key.lock", "old.lock", "older.lock"}
+
+
+def test_what_is_being_made_or_has_no_lock_stays(tmp_path: Path) -> None:
+    def look_around(folder: Path, lock_fd: int) -> None:
+        remove_leftovers(tmp_path)
+        make(tmp_path / "another", write("other"))
+        write("whole")(folder, lock_fd)
+
+    leave(tmp_path, "old.4711.partial", "unlocked.4711.partial")
+    (tmp_path / "unlocked.lock").unlink()
+    assert make(tmp_path / "key", look_around) == "whole"
+    locks = {"key.lock", "another.lock", "old.lock"}
+    assert names(tmp_path) == {"key", "another", "unlocked.4711.partial", *locks}
 
 
 def test_what_is_there_and_not_made_is_replaced(tmp_path: Path) -> None:

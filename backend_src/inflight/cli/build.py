@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from inflight.api.config import InflightConfig, set_thread_defaults
 from inflight.checkpoint import Checkpoint, prepare_checkpoint
 from inflight.cli.progress import build_progress
-from inflight.engine_files.key import engine_key
+from inflight.engine_files.key import EngineKey, engine_key
 from inflight.engine_files.store import EngineStore
 from inflight.executor.executor import SEQ_LEN_CEILING
+from inflight.model.choice import dtype_on_cpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +34,16 @@ def build(config: InflightConfig, say: Callable[[str], None]) -> Built:
     config = with_max_seq_len(config, checkpoint)
     from inflight.model.factory import load_runner  # torch: seconds
 
-    key = engine_key(checkpoint.directory, config.dtype, config.cache_dir)
-    if not EngineStore(config.cache_dir).has(key):
+    dtype = dtype_on_cpu(config.dtype, is_native=True)  # only kernels have an engine to keep
+    key = engine_key(checkpoint.directory, dtype, config.cache_dir)
+    store = EngineStore(config.cache_dir)
+    if not store.has(key):
         # transformers: seconds. At a first start load_runner waits for kernels, so it comes before.
         import inflight.model.fused.build  # noqa: F401
     started = time.monotonic()
     with build_progress(say) as progress:
         load_runner(checkpoint.directory, config, progress=progress)
-    say(_result(checkpoint, config, time.monotonic() - started))
+    say(_result(checkpoint, store, key, time.monotonic() - started))
     return Built(checkpoint=checkpoint, config=config)
 
 
@@ -50,9 +53,7 @@ def with_max_seq_len(config: InflightConfig, checkpoint: Checkpoint) -> Inflight
     return config.model_copy(update={"max_seq_len": config.max_seq_len or longest})
 
 
-def _result(checkpoint: Checkpoint, config: InflightConfig, seconds: float) -> str:
-    store = EngineStore(config.cache_dir)
-    key = engine_key(checkpoint.directory, config.dtype, config.cache_dir)
+def _result(checkpoint: Checkpoint, store: EngineStore, key: EngineKey, seconds: float) -> str:
     if not store.has(key):
         why = store.reason_against(key)
         return f"there is no engine of {checkpoint.name} to keep{f': {why}' if why else ''}"

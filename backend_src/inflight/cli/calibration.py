@@ -21,7 +21,14 @@ from inflight.cli.tier_calibration import measure_disk_tier, measure_host_tier
 from inflight.engine.engine import Engine
 from inflight.errors import ConfigError
 from inflight.executor.forward_thread import ForwardThread
-from inflight.model.runner import ForwardOutput, MemoryUsage, ModelRunner, ModelSpec, PackedInputs
+from inflight.model.runner import (
+    ForwardOutput,
+    MemoryUsage,
+    ModelRunner,
+    ModelSpec,
+    PackedInputs,
+    nothing_beside,
+)
 from inflight.scheduler.iteration_cost import IterationCost, IterationShape, context_pairs
 from inflight.simulator.calibration_file import Calibration
 from inflight.simulator.cost_model import CostModel
@@ -67,9 +74,11 @@ class MeasuredRunner:
     ) -> None:
         self._runner.allocate_kv_cache(num_blocks, tokens_per_block, further_pools)
 
-    def forward(self, inputs: PackedInputs) -> ForwardOutput:
+    def forward(
+        self, inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+    ) -> ForwardOutput:
         self._shape = shape_of(inputs)
-        return self._runner.forward(inputs)
+        return self._runner.forward(inputs, launched)
 
     def copy_blocks(
         self, source_ids: npt.NDArray[np.int32], target_ids: npt.NDArray[np.int32], pool: int = 0

@@ -21,6 +21,7 @@ from inflight.cli.preparation import prepare as run_preparation
 from inflight.cli.serve import ServeOptions, say, tell
 from inflight.cli.serve import serve as run_server
 from inflight.cli.sizing_commands import plan, simulate
+from inflight.cli.stop_signals import exit_in_order
 from inflight.errors import InflightError
 
 app = typer.Typer(
@@ -168,6 +169,7 @@ def show_version() -> None:
 
 def main() -> None:
     """The entry point; every error of ours is one line and exit code 1."""
+    exit_in_order()
     try:
         app()
     except StartupError as error:

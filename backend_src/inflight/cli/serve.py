@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from inflight.cli import preflight
 from inflight.cli.config_options import resolved_config
@@ -24,8 +21,6 @@ from inflight.cli.restarts import RestartPolicy
 from inflight.cli.server_log import is_worth_showing
 from inflight.cli.shared_memory import SharedMemoryPrefix, remove_leftovers
 from inflight.cli.supervisor import Supervisor, Timing
-
-_SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +38,6 @@ class ServeOptions:
 
 def serve(options: ServeOptions) -> None:
     """Serves until a signal asks for the end. Raises StartupError, ConfigError."""
-    signal.signal(signal.SIGTERM, _exit_at_once)  # process 1 of a container has no default for it
     config = resolved_config(options.config_values, options.config_file)
     environment = server_environment(options.config_values, options.config_file)
     installation = _look(options, environment)
@@ -127,7 +121,3 @@ def _log_sink(log_file: Path | None) -> Iterator[Callable[[str], None]]:
 def _show_on_terminal(line: str) -> None:
     if is_worth_showing(line):
         print(line, file=sys.stderr, flush=True)
-
-
-def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(_SIGTERM_EXIT_CODE)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import http.client
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
-from inflight.cli import exec_guarded
+from inflight.cli.exec_guarded import guarded
 from inflight.cli.launch import Launch
 from inflight.cli.processes import Child, children_of, kill_group
 from inflight.cli.server_log import ServerLog
@@ -28,7 +27,7 @@ class ServerProcess:
     def __init__(self, launch: Launch, show: Callable[[str], None]) -> None:
         self._launch = launch
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", exec_guarded.__file__, str(os.getpid()), *launch.command],
+            guarded(launch.command),
             env=dict(launch.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

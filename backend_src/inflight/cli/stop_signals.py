@@ -1,14 +1,45 @@
-"""Waiting for a while, or until somebody asks us to stop."""
+"""Ending in order when somebody asks us to stop, and waiting until somebody does."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+import sys
 import time
 from collections import deque
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def exit_in_order() -> None:
+    """From now on the first of SIGINT, SIGTERM and SIGHUP ends this process by an exception, so
+    that it removes what it has not finished, and ends what it has started.
+
+    While it does, SIGTERM and SIGHUP are ignored, and another SIGINT kills at once: after a Ctrl-C,
+    which a terminal gives to parent and child, the parent asks the child again. A signal that is
+    ignored stays so. For process 1 of a container, which has no defaults, this is needed to end.
+    """
+    for number in _heeded():
+        signal.signal(number, _exit)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    for later in _heeded():
+        signal.signal(later, signal.SIG_DFL if later == signal.SIGINT else _is_ending)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
+def _is_ending(number: int, frame: FrameType | None) -> None:
+    """Unlike SIG_IGN, no child inherits it."""
+
+
+def _heeded() -> list[signal.Signals]:
+    return [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class StopRequested(Exception):
@@ -32,9 +63,8 @@ class StopSignals:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._previous_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, _leave_it_to_the_pipe)
+        for number in _heeded():
+            self._previous[number] = signal.signal(number, _leave_it_to_the_pipe)
         return self
 
     def __exit__(

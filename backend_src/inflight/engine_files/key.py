@@ -13,7 +13,7 @@ from pathlib import Path
 
 import inflight
 from inflight.checkpoint.hashes import content_hash
-from inflight.native.cpu import computes_bf16, cpu_kind
+from inflight.native.cpu import cpu_kind
 
 _PACKAGE = Path(inflight.__file__).parent
 _WHAT_DECIDES_THE_BYTES = (
@@ -54,10 +54,10 @@ class EngineKey:
 
 
 def engine_key(checkpoint_directory: Path, dtype: str, cache_dir: str) -> EngineKey:
-    """``dtype`` and ``cache_dir``: of the configuration. Takes seconds for large weights that were
-    never hashed. Raises CheckpointError when they cannot be read."""
-    if dtype == "auto":
-        dtype = "bf16" if computes_bf16() else "fp32"
+    """``dtype`` and ``cache_dir``: of the configuration; ``dtype`` never auto, which is not the
+    same wherever one cache is used. Takes seconds for large weights that were never hashed. Raises
+    CheckpointError when they cannot be read."""
+    assert dtype != "auto"
     return EngineKey(
         checkpoint=content_hash(checkpoint_directory, cache_dir),
         dtype=dtype,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from inflight.cache_folder import cache_root, discard, make_once
+from inflight.cache_folder import cache_root, discard, make_once, remove_leftovers
 from inflight.engine_files.header import HEADER_FILE, DamagedEngineError, read_key, reading
 from inflight.engine_files.key import EngineKey
 from inflight.errors import ConfigError
@@ -56,7 +56,8 @@ class EngineStore:
         where it is there and cannot be read; it stays then.
 
         The same engine as other versions of the code made it stays: ``OTHER_VERSIONS_KEPT`` of
-        them, each until it has not been loaded for ``UNUSED_SECONDS``. Others are removed."""
+        them, each until it has not been loaded for ``UNUSED_SECONDS``. Others are removed, and what
+        killed builds have left."""
         folder = self.folder(key)
         with reading(folder):
             is_there = folder.is_dir()
@@ -73,6 +74,7 @@ class EngineStore:
         with suppress(OSError):  # a cache that may only be read, or was emptied meanwhile
             os.utime(folder / HEADER_FILE)
         self._remove_unused_versions(key)
+        remove_leftovers(self._root)
         return content
 
     def build(

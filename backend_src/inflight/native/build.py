@@ -13,7 +13,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathlib import Path
 from inflight.cache_folder import cache_root, make_once
 from inflight.errors import ConfigError, InflightError
 from inflight.native.cpu import may_have, usable_cores
+from inflight.native.program import StoppedError, run_program
 
 SOURCE_DIRECTORY = Path(__file__).parent / "src"
 LIBRARY_NAME = "inflight_native.so"
@@ -57,6 +59,9 @@ PORTABLE_FLAGS: Mapping[str, tuple[str, ...]] = {"x86_64": ("-O1",)}
 before AVX2 run them, and every first start waits for the compiler."""
 
 _COMPILE_SECONDS = 600
+_LOOK_SECONDS = 0.1
+_END_SECONDS = 5.0
+"""More than compilers that are stopped take."""
 _NICENESS = 3
 """Enough that two compilers leave a whole one of two cores to a third process, and little enough
 that they go on beside more."""
@@ -75,22 +80,28 @@ class Compiler:
 
 
 def build_native(
-    cache_dir: str, source_directory: Path = SOURCE_DIRECTORY, *, every_isa: bool = False
+    cache_dir: str,
+    source_directory: Path = SOURCE_DIRECTORY,
+    *,
+    every_isa: bool = False,
+    stop: threading.Event | None = None,
 ) -> Path:
     """The compiled library; waits while another process builds it.
 
     ``cache_dir``: "" is ~/.cache/inflight. ``every_isa``: also with the instruction sets that this
-    CPU lacks or has a later one for, to compare them. Raises NativeUnavailableError: no compiler, a
-    source that does not compile, a cache that cannot be written.
+    CPU lacks or has a later one for, to compare them. ``stop``: who sets it ends the compilers; a
+    build that fails sets it too. Raises NativeUnavailableError: no compiler, a source that does not
+    compile, a cache that cannot be written, an end that was asked for.
     """
-    compiler = find_compiler()
+    stop = stop or threading.Event()
+    compiler = find_compiler(stop)
     if not every_isa:
         compiler = replace(compiler, isas=_used_by_this_cpu(compiler.isas))
     sources = sorted(source_directory.glob("*.cpp"))
     key = _key(source_directory, compiler)
 
     def make(folder: Path, lock_fd: int) -> None:
-        _compile(folder, compiler, sources)
+        _compile(folder, compiler, sources, stop)
 
     try:
         folder = cache_root(cache_dir) / "native" / key
@@ -105,15 +116,16 @@ def build_native(
         ) from None
 
 
-def find_compiler() -> Compiler:
-    """The first C++ compiler on PATH. Raises NativeUnavailableError."""
+def find_compiler(stop: threading.Event | None = None) -> Compiler:
+    """The first C++ compiler on PATH; ``stop`` as build_native's. Raises NativeUnavailableError."""
+    stop = stop or threading.Event()
     for name in COMPILERS:
         path = shutil.which(name)
         if path is None:
             continue
-        version = _run([path, "--version"])
+        version = _run([path, "--version"], stop)
         known = ISA_FLAGS.get(platform.machine(), {})
-        isas = tuple(isa for isa, flags in known.items() if _accepts(path, flags))
+        isas = tuple(isa for isa, flags in known.items() if _accepts(path, flags, stop))
         return Compiler(path, version, isas)
     raise NativeUnavailableError(f"no C++ compiler found ({', '.join(COMPILERS)})")
 
@@ -138,31 +150,66 @@ def flags_for(source: Path, compiler: Compiler) -> tuple[str, ...]:
     return (*BASE_FLAGS, *definitions, *own)
 
 
-def _compile(directory: Path, compiler: Compiler, sources: Sequence[Path]) -> None:
+def _compile(
+    directory: Path, compiler: Compiler, sources: Sequence[Path], stop: threading.Event
+) -> None:
     """Leaves nothing in ``directory`` but the library."""
     wanted = [source for source in sources if isa_of(source) in (None, *compiler.isas)]
     objects = [directory / f"{source.stem}.o" for source in wanted]
 
+    failures: list[NativeUnavailableError] = []
+
     def compile_one(source: Path, target: Path) -> None:
         flags = flags_for(source, compiler)
-        _run([compiler.path, *flags, "-c", str(source), "-o", str(target)])
+        try:
+            _run([compiler.path, *flags, "-c", str(source), "-o", str(target)], stop)
+        except NativeUnavailableError as error:
+            failures.append(error)  # those that are stopped by it come after it
+            stop.set()
 
-    # Compilers step back: a first start waits longer for what it does beside them. (On Linux
-    # niceness is a thread's own, and its children's.)
-    with ThreadPoolExecutor(usable_cores(), initializer=os.nice, initargs=(_NICENESS,)) as pool:
-        list(pool.map(compile_one, wanted, objects))
+    def compile_all() -> None:
+        # Compilers step back: a first start waits longer for what it does beside them. (On Linux
+        # niceness is a thread's own, and its children's.)
+        with ThreadPoolExecutor(usable_cores(), initializer=os.nice, initargs=(_NICENESS,)) as pool:
+            list(pool.map(compile_one, wanted, objects))
+
+    _run_beside(compile_all, stop)
+    if failures:
+        raise failures[0]
     output = ["-o", str(directory / LIBRARY_NAME)]
-    _run([compiler.path, "-shared", "-fopenmp", *map(str, objects), *output])
+    _run([compiler.path, "-shared", "-fopenmp", *map(str, objects), *output], stop)
     for path in objects:
         path.unlink()
 
 
-def _run(command: Sequence[str]) -> str:
+def _run_beside(work: Callable[[], None], stop: threading.Event) -> None:
+    """Runs ``work``, which raises nothing, in a thread of its own, and looks ever again whether
+    it is done: Python sees a signal that comes just before an endless wait only after it, and a
+    pool's waits are endless. ``stop`` is set when this is left by an exception."""
+    is_done = threading.Event()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            is_done.set()
+
+    try:  # start() waits too, and may be interrupted when the thread runs already
+        threading.Thread(target=run, name="inflight-compilers", daemon=True).start()
+        while not is_done.wait(_LOOK_SECONDS):
+            pass
+    except BaseException:
+        stop.set()
+        is_done.wait(_END_SECONDS)
+        raise
+
+
+def _run(command: Sequence[str], stop: threading.Event) -> str:
     """Standard output. Raises NativeUnavailableError with the first line that says what failed."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_COMPILE_SECONDS
-        )
+        done = run_program(command, seconds=_COMPILE_SECONDS, stop=stop)
+    except StoppedError:
+        raise NativeUnavailableError("compiling was stopped") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailableError(f"{command[0]}: {type(error).__name__}") from None
     if done.returncode != 0:
@@ -172,10 +219,12 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _accepts(path: str, flags: Sequence[str]) -> bool:
+def _accepts(path: str, flags: Sequence[str], stop: threading.Event) -> bool:
     try:
-        _run([path, *flags, "-E", "-x", "c++", os.devnull])
+        _run([path, *flags, "-E", "-x", "c++", os.devnull], stop)
     except NativeUnavailableError:
+        if stop.is_set():
+            raise
         return False
     return True
 

@@ -3,6 +3,7 @@ follows, where there is one to build."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -21,7 +22,6 @@ from inflight.engine_files.store import EngineStore
 from inflight.errors import CheckpointError
 from inflight.native.build import NativeUnavailableError
 
-REALLY_RUN = subprocess.run
 MADE = Checkpoint(
     directory=Path("made"),
     model_type="llama",
@@ -40,7 +40,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = threading.Barrier(2, timeout=5)
-    monkeypatch.setattr(preparation, "build_native", lambda cache_dir: meeting.wait())
+    monkeypatch.setattr(preparation, "build_native", lambda cache_dir, stop: meeting.wait())
 
     def convert(model_dir: str, cache_dir: str, *, progress: object) -> Checkpoint:
         meeting.wait()
@@ -54,7 +54,7 @@ def test_the_start_waits_for_the_kernels_and_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(preparation, "_QUICK_SECONDS", 0.01)
     monkeypatch.setattr(preparation, "prepare_checkpoint", lambda *a, **k: MADE)
     go_on = threading.Event()
-    monkeypatch.setattr(preparation, "build_native", lambda cache_dir: go_on.wait(5))
+    monkeypatch.setattr(preparation, "build_native", lambda cache_dir, stop: go_on.wait(5))
     said: list[str] = []
 
     def say(line: str) -> None:
@@ -73,7 +73,7 @@ def test_the_build_begins_while_the_kernels_are_compiled(monkeypatch: pytest.Mon
     building = threading.Event()
     compiled: list[bool] = []
     monkeypatch.setattr(
-        preparation, "build_native", lambda cache_dir: compiled.append(building.wait(5))
+        preparation, "build_native", lambda cache_dir, stop: compiled.append(building.wait(5))
     )
     monkeypatch.setattr(preparation, "run_build", lambda config: building.set())
     said: list[str] = []
@@ -83,7 +83,7 @@ def test_the_build_begins_while_the_kernels_are_compiled(monkeypatch: pytest.Mon
 
 
 def test_without_a_compiler_the_checkpoint_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(cache_dir: str) -> Path:
+    def build(cache_dir: str, stop: threading.Event) -> Path:
         raise NativeUnavailableError("no compiler")
 
     monkeypatch.setattr(preparation, "build_native", build)
@@ -96,7 +96,7 @@ def test_nothing_is_built_without_memory_for_the_weights(monkeypatch: pytest.Mon
         assert (directory, dtype) == (MADE.directory, "bf16") and available_bytes > 0
         raise StartupError("not enough memory")
 
-    monkeypatch.setattr(preparation, "build_native", lambda cache_dir: None)
+    monkeypatch.setattr(preparation, "build_native", lambda cache_dir, stop: None)
     monkeypatch.setattr(preparation, "prepare_checkpoint", lambda *a, **k: MADE)
     monkeypatch.setattr(preparation, "needs_engine", lambda *_: True)
     monkeypatch.setattr(preparation, "check_memory", too_little)
@@ -117,7 +117,7 @@ def test_what_torch_sees_decides_for_whom_is_prepared(
     monkeypatch.setattr(preparation, "computes_on_card", accelerator.computes_on_card)
     monkeypatch.setattr(preparation, "prepare_checkpoint", lambda *a, **k: MADE)
     done: list[str] = []
-    monkeypatch.setattr(preparation, "build_native", lambda cache_dir: done.append("kernels"))
+    monkeypatch.setattr(preparation, "build_native", lambda cache_dir, stop: done.append("kernels"))
     monkeypatch.setattr(preparation, "check_memory", lambda *_: done.append("memory"))
     preparation.prepare(InflightConfig(), lambda line: None)
     assert sorted(done) == ([] if sees_card else ["kernels", "memory"])
@@ -126,8 +126,10 @@ def test_what_torch_sees_decides_for_whom_is_prepared(
 
 
 def test_a_bad_checkpoint_does_not_wait_for_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-    monkeypatch.setattr(preparation, "build_native", lambda cache_dir: go_on.wait(5))
+    stopped: list[bool] = []
+    monkeypatch.setattr(
+        preparation, "build_native", lambda cache_dir, stop: stopped.append(stop.wait(30))
+    )
 
     def refuse(*_: object, **__: object) -> Checkpoint:
         raise CheckpointError("model_dir: nothing there")
@@ -135,15 +137,14 @@ def test_a_bad_checkpoint_does_not_wait_for_the_kernels(monkeypatch: pytest.Monk
     monkeypatch.setattr(preparation, "prepare_checkpoint", refuse)
     with pytest.raises(CheckpointError):
         preparation.prepare(InflightConfig(), lambda line: None)
-    assert not go_on.is_set()
-    go_on.set()
+    assert stopped == [True]
 
 
 @pytest.mark.parametrize(("kernels", "wanted"), [(True, True), (True, False), (False, True)])
 def test_the_engine_is_built_where_it_is_needed(
     monkeypatch: pytest.MonkeyPatch, kernels: bool, wanted: bool
 ) -> None:
-    def compile_them(cache_dir: str) -> None:
+    def compile_them(cache_dir: str, stop: threading.Event) -> None:
         if not kernels:
             raise NativeUnavailableError("no compiler")
 
@@ -186,9 +187,10 @@ def test_what_needs_no_engine(ask: Any, tmp_path: Path) -> None:
     assert not ask(runner="hf") and not ask(dtype="fp16") and not ask(attention_backend="torch")
     assert ask(tokens_per_block=128) and not ask(tokens_per_block=24) and not ask(dtype="fp8")
     assert not ask(kv_cache_dtype="fp16")
-    key = engine_key(tmp_path / "model", "auto", str(tmp_path))
+    # With kernels, which alone have an engine, auto is bf16 on every CPU.
+    key = engine_key(tmp_path / "model", "bf16", str(tmp_path))
     EngineStore(str(tmp_path)).note_reason_against(key, "no such architecture")
-    assert not ask() and ask(dtype="int4")
+    assert not ask() and not ask(dtype="bf16") and ask(dtype="fp32") and ask(dtype="int4")
 
 
 def test_weights_of_another_form_need_no_engine(ask: Any, tmp_path: Path) -> None:
@@ -198,46 +200,43 @@ def test_weights_of_another_form_need_no_engine(ask: Any, tmp_path: Path) -> Non
 
 def test_asking_loads_no_torch() -> None:
     program = "import sys, inflight.cli.preparation; sys.exit('torch' in sys.modules)"
-    assert REALLY_RUN([sys.executable, "-c", program], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def run_with(monkeypatch: pytest.MonkeyPatch, program: str) -> list[dict[str, Any]]:
-    """``run_build`` runs this program instead of the command; returns how it was called."""
-    calls: list[dict[str, Any]] = []
-
-    def run(command: list[str], **options: Any) -> Any:
-        calls.append({"command": command, **options})
-        return REALLY_RUN([sys.executable, "-c", program], **options)
-
-    monkeypatch.setattr(preparation.subprocess, "run", run)
-    return calls
+def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """``run_build`` runs this program instead of the command."""
+    monkeypatch.setattr(preparation, "_BUILD", [sys.executable, "-c", program])
 
 
 def test_the_build_runs_with_the_same_configuration(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    calls = run_with(monkeypatch, "import sys; print('a warning', file=sys.stderr)")
+    assert preparation._BUILD[1:] == ["-m", "inflight.cli", "build"]
+    note = tmp_path / "environment"
+    run_instead(
+        monkeypatch,
+        "import json, os, sys; print('a warning', file=sys.stderr);"
+        f"json.dump(dict(os.environ), open({str(note)!r}, 'w'))",
+    )
     preparation.run_build(
         InflightConfig(dtype="int4", max_batch_size=3, enable_chunked_context=False)
     )
-    (call,) = calls
-    assert call["command"] == [sys.executable, "-m", "inflight.cli", "build"]
-    config = InflightConfig.load(environment=call["env"])
+    config = InflightConfig.load(environment=json.loads(note.read_text()))
     assert (config.dtype, config.max_batch_size) == ("int4", 3)
     assert not config.enable_chunked_context
     assert "a warning" in capsys.readouterr().err
 
 
 def test_a_build_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_with(monkeypatch, "import sys; sys.exit('noise\\ninflight: dtype: int4: no')")
+    run_instead(monkeypatch, "import sys; sys.exit('noise\\ninflight: dtype: int4: no')")
     with pytest.raises(StartupError, match="^the engine cannot be built: dtype: int4: no$"):
         preparation.run_build(InflightConfig())
-    run_with(
+    run_instead(
         monkeypatch,
         "import os, sys; print('a warning', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)",
     )
     with pytest.raises(StartupError, match="built: it was killed by signal 9 .too little memory"):
         preparation.run_build(InflightConfig())
-    run_with(monkeypatch, "import os; os._exit(9)")
+    run_instead(monkeypatch, "import os; os._exit(9)")
     with pytest.raises(StartupError, match="^the engine cannot be built: exit code 9$"):
         preparation.run_build(InflightConfig())

@@ -58,11 +58,9 @@ def test_dtype_cpu_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert other.is_another_version_of(first) and not first.is_another_version_of(first)
 
 
-def test_auto_is_what_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_checkpoint(tmp_path / "model")
-    for computes, dtype in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr(key, "computes_bf16", lambda computes=computes: computes)
-        assert key_of(folder, tmp_path, "auto") == key_of(folder, tmp_path, dtype)
+def test_auto_is_no_dtype_of_an_engine(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        key_of(make_checkpoint(tmp_path / "model"), tmp_path, "auto")
 
 
 def test_the_code_is_hashed_with_its_sources(

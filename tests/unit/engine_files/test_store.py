@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import signal
@@ -175,8 +176,12 @@ def test_what_is_damaged_or_being_built_is_no_other_version(tmp_path: Path) -> N
     (store.folder(damaged) / HEADER_FILE).write_text("{")
     partial = store.folder(unfinished).with_suffix(".0.partial")
     store.folder(unfinished).rename(partial)
-    load(store, new)
+    with store.folder(unfinished).with_suffix(".lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        load(store, new)
     assert store.folder(damaged).is_dir() and partial.is_dir()
+    load(store, new)
+    assert not partial.exists(), "its builder was killed"
 
 
 def test_the_reason_against_an_engine_is_remembered(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from inflight.native.build import (
     isa_of,
 )
 from inflight.native.library import load_native
+from tests.fakes.sleeping_compiler import SleepingCompiler
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler"
@@ -58,10 +62,10 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     run = build._run
 
-    def counting(command: list[str]) -> str:
+    def counting(command: list[str], stop: threading.Event) -> str:
         if "-c" in command:
             names.append(Path(command[command.index("-c") + 1]).name)
-        return run(command)
+        return run(command, stop)
 
     monkeypatch.setattr(build, "_run", counting)
     return names
@@ -97,7 +101,7 @@ def test_another_compiler_is_another_build(
     first = build_native(str(tmp_path), sources)
     compiler = find_compiler()
     newer = build.Compiler(compiler.path, compiler.version + " later", compiler.isas)
-    monkeypatch.setattr(build, "find_compiler", lambda: newer)
+    monkeypatch.setattr(build, "find_compiler", lambda stop: newer)
     assert build_native(str(tmp_path), sources) != first
 
 
@@ -116,11 +120,11 @@ def test_compilers_step_back_and_nobody_else(
 ) -> None:
     before, levels, run = os.nice(0), set[int](), build._run
 
-    def looking(command: list[str]) -> str:
+    def looking(command: list[str], stop: threading.Event) -> str:
         if "-c" in command:
             done = subprocess.run(["nice"], capture_output=True, text=True, check=True)
             levels.add(int(done.stdout))
-        return run(command)
+        return run(command, stop)
 
     monkeypatch.setattr(build, "_run", looking)
     build_native(str(tmp_path), sources)
@@ -143,10 +147,10 @@ def test_an_interrupted_build_leaves_nothing_and_the_next_one_works(
 ) -> None:
     run = build._run
 
-    def interrupted(command: list[str]) -> str:
+    def interrupted(command: list[str], stop: threading.Event) -> str:
         if "-shared" in command:
             raise KeyboardInterrupt
-        return run(command)
+        return run(command, stop)
 
     with monkeypatch.context() as patch:
         patch.setattr(build, "_run", interrupted)
@@ -154,6 +158,41 @@ def test_an_interrupted_build_leaves_nothing_and_the_next_one_works(
             build_native(str(tmp_path), sources)
     assert all(name.endswith(".lock") for name in contents(tmp_path))
     assert answer(build_native(str(tmp_path), sources)) == 42
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_interrupted_while_it_compiles_ends_the_compilers(
+    sources: Path, tmp_path: Path, number: int
+) -> None:
+    """In the main thread, as where an engine is built or loaded; SIGTERM as of a program that
+    makes an exception of it."""
+    program = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from inflight.native.build import build_native\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
+        "build_native(sys.argv[1], Path(sys.argv[2]))\n"
+    )
+    compiler, cache = SleepingCompiler(tmp_path / "bin"), tmp_path / "cache"
+    command = [sys.executable, "-c", program, str(cache), str(sources)]
+    environment = os.environ | {"PATH": compiler.path}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        compiler.wait_until_it_sleeps()
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == (3 if number == signal.SIGTERM else -signal.SIGINT)
+    assert compiler.left_running() == []
+    assert all(name.endswith(".lock") for name in contents(cache))
+
+
+def test_a_compiler_that_fails_ends_the_others(sources: Path, tmp_path: Path) -> None:
+    compiler = SleepingCompiler(tmp_path / "bin", fails_at="part.cpp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", compiler.path)
+        patch.setattr(build, "usable_cores", lambda: 2)
+        with pytest.raises(NativeUnavailableError, match="part.cpp: error: no"):
+            build_native(str(tmp_path / "cache"), sources)
+    assert compiler.left_running() == []
 
 
 @needs_compiler

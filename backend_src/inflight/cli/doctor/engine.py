@@ -19,9 +19,11 @@ from inflight.engine.memory import (
 )
 from inflight.engine.pools import kv_pools, layer_groups
 from inflight.errors import ConfigError, InflightError
+from inflight.model.choice import dtype_on_cpu
 from inflight.simulator.model_shape import ModelShape
 
 _FAST = "the fast one, for the architectures it knows"
+_NATIVE = "fused on native kernels"
 _HF_ASKED_FOR = "hf", "transformers' classes, the slower runner, as the configuration says", False
 _AUTO_RUNNER = "INFLIGHT_RUNNER=auto"
 _WITH_FLASHINFER = "with FlashInfer's attention"
@@ -85,7 +87,7 @@ def look_at_runner(config: InflightConfig, place: Place) -> Finding:
         if place.has_flashinfer:
             there.insert(1, _WITH_FLASHINFER)
     elif place.has_compiler and not place.has_gpu:
-        there = ["fused on native kernels", "hf on native attention", *there]
+        there = [_NATIVE, "hf on native attention", *there]
     found = f"here: {', '.join(there)}"
     means = _attention_refused(config, place)
     if means is not None:
@@ -102,6 +104,8 @@ def look_at_runner(config: InflightConfig, place: Place) -> Finding:
     if config.dtype in _OF_THE_CPU + _OF_A_GPU and taken.startswith("hf"):
         means = f"only the fused runner computes in {config.dtype}, and {taken} is taken: {means}"
         return _refused(found, means, "--dtype auto")
+    if config.dtype == "auto" and not place.has_gpu:
+        means = f"{means}; dtype auto is {dtype_on_cpu('auto', is_native=taken == _NATIVE)}"
     return Finding(
         what="runner",
         found=f"{found}; runner {config.runner} takes {taken}",
@@ -143,7 +147,7 @@ def _taken(config: InflightConfig, place: Place) -> tuple[str, str, bool]:
         return "hf on torch attention", "because of attention_backend, slower", True
     if "fp16" in (config.dtype, config.kv_cache_dtype):
         return "hf on torch attention", "native kernels do not compute in fp16, slower", True
-    return "fused on native kernels", _FAST, False
+    return _NATIVE, _FAST, False
 
 
 def _taken_on_card(config: InflightConfig, place: Place) -> tuple[str, str, bool]:

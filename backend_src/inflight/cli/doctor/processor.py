@@ -14,21 +14,22 @@ _SETS = {
     "avx2": "AVX2",
     "portable": "portable",
 }
+_EXPANDED = "kernels expand bf16 as they multiply, torch is slow in it"
 _INSTALL_COMPILER = "apt-get install g++"
 
 
 def look_at_cpu() -> Finding:
     """Its name, and those of its instruction sets for which there are kernels."""
     names = [_SETS[name] for name in reversed(instruction_sets())]
-    dtype = "bf16 is computed by the CPU itself" if computes_bf16() else "dtype auto is fp32 on it"
+    bf16 = "bf16 is computed by the CPU itself" if computes_bf16() else _EXPANDED
     if not names:
         return Finding(
             what="CPU",
             found=f"{cpu_name()}: none of the instruction sets with kernels of their own",
-            means=f"the portable kernels run, which are slower; {dtype}",
+            means=f"the portable kernels run, which are slower; {bf16}",
             status=Status.NOTE,
         )
-    return Finding(what="CPU", found=f"{cpu_name()}: {', '.join(names)}", means=dtype)
+    return Finding(what="CPU", found=f"{cpu_name()}: {', '.join(names)}", means=bf16)
 
 
 def look_at_cores() -> Finding:

@@ -19,6 +19,7 @@ from inflight.cli.doctor.finding import Finding, Status, guarded
 from inflight.cli.errors import StartupError
 from inflight.cli.ports import Endpoints
 from inflight.errors import CheckpointError
+from inflight.model import choice
 
 run = CliRunner().invoke
 CPU = engine.Place(has_gpu=False, has_compiler=True, has_triton=False, has_flashinfer=False)
@@ -125,6 +126,26 @@ def test_the_runner_that_is_taken(
 ) -> None:
     found = engine.look_at_runner(InflightConfig.model_validate(keys), place)
     assert taken in found.found and found.status is status
+
+
+@pytest.mark.parametrize(
+    ("keys", "place", "dtype"),
+    [
+        ({}, CPU, "bf16"),
+        ({"runner": "hf"}, CPU, "fp32"),
+        ({"attention_backend": "torch"}, CPU, "fp32"),
+        ({}, NO_COMPILER, "fp32"),
+        ({"runner": "fused"}, NO_COMPILER, "fp32"),
+        ({"dtype": "int8"}, CPU, None),
+        ({}, GPU, None),
+    ],
+)
+def test_what_dtype_auto_is_without_products_of_bf16(
+    keys: dict[str, str], place: engine.Place, dtype: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "computes_bf16", lambda: False)
+    means = engine.look_at_runner(InflightConfig.model_validate(keys), place).means
+    assert means.endswith(f"; dtype auto is {dtype}") if dtype else "dtype auto" not in means
 
 
 def test_the_requests_that_fit() -> None:
