@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from inflight.api.config import InflightConfig
 from inflight.api.response import Response, Result
 from inflight.errors import RequestError, RequestFailedError
+from inflight.native.cpu import usable_cores
 from inflight.tritonserver.cancellation import CancellationWatch
 from inflight.tritonserver.in_flight import Element, InFlight
 from inflight.tritonserver.metrics import MetricsReporter
@@ -52,7 +53,7 @@ class ResponsePump:
         self._reporter = reporter
         self._metrics = reporter.metrics
         self._on_engine_failure = on_engine_failure
-        self._pacer = StreamPacer()
+        self._pacer = StreamPacer(usable_cores())
         self._period = config.cancellation_check_period_ms / 1000
         self._watch = CancellationWatch(in_flight, self._period, time.monotonic)
         self._stopping = threading.Event()
@@ -145,11 +146,11 @@ class ResponsePump:
         element.num_output_tokens += result.num_output_tokens
         self._metrics.tokens_sent(result.num_output_tokens)
         owner = element.owner
-        for response in responses_of(result, owner.shape, element.batch_index):
-            started = time.monotonic()
-            if not owner.reply.send(response):
-                self._in_flight.cancel(owner)
-            self._pacer.sent(time.monotonic() - started)
+        started, cpu_started = time.monotonic(), time.thread_time()
+        (response,) = responses_of(result, owner.shape, element.batch_index)
+        if not owner.reply.send(response):
+            self._in_flight.cancel(owner)
+        self._pacer.sent(time.monotonic() - started, time.thread_time() - cpu_started)
 
     def _send_last(self, engine_id: int, element: Element, response: object) -> None:
         """FINAL rides on the last response of the last element of a batch.
