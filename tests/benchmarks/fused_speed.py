@@ -12,9 +12,10 @@ can only add to it. Two of the steps take turns with what bounds them (``compare
 
 - B 1 with reading memory. "weights alone" is the time in which all packed weights are read once at
   that rate, and "of the read rate" its share of the step.
-- the context with multiplying large matrices in bf16, for weights in fp32 in fp32. "of the matmul
-  rate" is the share of the step in which its arithmetic would be done at that rate, attention
-  included as ``compare/bounds.py`` counts it; of a mixture of experts it is not told.
+- the context with multiplying large matrices in fp32, or for weights of another kind in bf16 where
+  that is faster. "of the matmul rate" is the share of the step in which its arithmetic would be
+  done at that rate, attention included as ``compare/bounds.py`` counts it; of a mixture of experts
+  it is not told.
 
 The shares in the second table come from steps of their own, in which every operation is called from
 Python and timed; what they do not cover is Python between the operations. Those of the first table
@@ -167,7 +168,8 @@ class Measurement:
         self._runner, self._reader, self._seconds = runner, reader, seconds
         self._shape = shape_of(runner)
         self._has_experts = any(layer.experts is not None for layer in runner.decoder.spec.layers)
-        self._multiplied = "fp32" if runner.decoder.weights.head.kind == "f32" else "bf16"
+        is_fp32 = runner.decoder.weights.head.kind == "f32"
+        self._multiplied = ("fp32",) if is_fp32 else ("fp32", "bf16")
         self.milliseconds: dict[str, float] = {}
         self.shares: dict[str, dict[str, float]] = {}
         self.bounds: dict[str, str] = {}
@@ -181,14 +183,17 @@ class Measurement:
             self.bounds[ALONE] = f"{least * 1e3:.1f}"
             self.bounds[OF_READING] = f"{least / taken:.0%}"
         elif name == CONTEXT_STEP and not self._has_experts:
-            multiply = partial(multiply_rate, self._multiplied)
-            taken, flops = in_turns(step, multiply, self._seconds)
+            taken, flops = in_turns(step, self._multiply_rate, self._seconds)
             chunk = Workload(name, (Job(0, (0,) * CHUNK, max_tokens=1),), concurrency=1)
             self.bounds[OF_MULTIPLYING] = f"{self._shape.flops(chunk) / flops / taken:.0%}"
         else:
             taken = fastest(step, self._seconds)
         self.milliseconds[name] = taken * 1e3
         self.shares[name] = shares(self._runner, inputs, self._seconds / 2)
+
+    def _multiply_rate(self, seconds: float) -> float:
+        """The best of the dtypes that the weights may be multiplied in."""
+        return max(multiply_rate(dtype, seconds) for dtype in self._multiplied)
 
 
 def measure(

@@ -2,20 +2,22 @@
 
 ::
 
-    OMP_NUM_THREADS=2 python tests/benchmarks/native_linear_speed.py [--rows 1,8,32] [--kinds bf16]
+    OMP_NUM_THREADS=2 python -m tests.benchmarks.native_linear_speed [--rows 1,8,32] [--kinds bf16]
 
 The shapes are SmolLM2-135M's: 30 layers of query-key-value, output, gate-and-up, down, and the
 head. Each layer has weights of its own, so that they come from memory as in service. What is
 compared takes turns (A B A B), and a figure is the fastest of the turns: other work on the machine
-can only add to it. "of read" is the share of the rate at which the same run reads 256 MiB, "of
-matmul" that of torch's bf16 product of large matrices. ``--other FILE`` takes turns with a library
-that was built from other sources, as of an earlier commit. ``--calls`` shows instead what a call
-costs on the way to the kernels, by ctypes and as a torch custom op.
+can only add to it. "of read" is the share of the rate at which the same run reads memory, "of
+matmul" that of torch's product of large matrices, in fp32 or bf16 as is faster
+(``compare/limits.py``). ``--other FILE`` takes turns with a library that was built from other
+sources, as of an earlier commit. ``--calls`` shows instead what a call costs on the way to the
+kernels, by ctypes and as a torch custom op.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -31,6 +33,7 @@ from inflight.native.library import Isa, NativeLibrary, load_native
 from inflight.native.linear import NativeLinear
 from inflight.native.packed import PackedLinear, WeightKind, pack_gate_up, pack_linear
 from inflight.native.torch_ops import register_torch_ops
+from tests.benchmarks.compare.limits import MemoryReader, multiply_rate
 
 HIDDEN, INTERMEDIATE, QKV, VOCABULARY, LAYERS = 576, 1536, 960, 49152, 30
 PARAMETERS = LAYERS * HIDDEN * (QKV + HIDDEN + 3 * INTERMEDIATE) + HIDDEN * VOCABULARY
@@ -142,12 +145,10 @@ def alternated(actions: Mapping[str, Callable[[], object]], seconds: float) -> d
     return best
 
 
-def limits(seconds: float) -> tuple[float, float]:
-    """GB/s of reading 256 MiB, and GFLOP/s of a bf16 product of matrices of 2048 by 2048."""
-    numbers, side = torch.ones(64 << 20), 2048
-    matrix = torch.randn(side, side).bfloat16()
-    best = alternated({"read": numbers.sum, "product": lambda: matrix @ matrix}, seconds)
-    return numbers.nbytes / best["read"] / 1e9, 2 * side**3 / best["product"] / 1e9
+def limits(reader: MemoryReader, seconds: float) -> tuple[float, float]:
+    """GB/s of reading memory, and GFLOP/s of large matrices in fp32 or bf16."""
+    product = max(multiply_rate(dtype, seconds / 3) for dtype in ("fp32", "bf16"))
+    return reader.rate(seconds) / 1e9, product / 1e9
 
 
 def main() -> None:
@@ -174,10 +175,17 @@ def main() -> None:
         if options.calls:
             report_calls(library, options.seconds)
         else:
-            report(options, library.isa.name, libraries)
+            folder = Path(limited.enter_context(tempfile.TemporaryDirectory()))
+            reader = MemoryReader(torch.get_num_threads(), folder)
+            report(options, library.isa.name, libraries, reader)
 
 
-def report(options: argparse.Namespace, isa: str, libraries: dict[str, NativeLibrary]) -> None:
+def report(
+    options: argparse.Namespace,
+    isa: str,
+    libraries: dict[str, NativeLibrary],
+    reader: MemoryReader,
+) -> None:
     ops = {name: NativeLinear(library) for name, library in libraries.items()}
     steps = {}
     for kind in options.kinds.split(","):
@@ -191,7 +199,7 @@ def report(options: argparse.Namespace, isa: str, libraries: dict[str, NativeLib
         f"{'rows':>5} {'kind':20}{'ms':>9}{'GB/s':>7}{'of read':>9}{'GFLOP/s':>9}{'of matmul':>10}"
     )
     for rows in map(int, options.rows.split(",")):
-        read, product = limits(options.seconds)
+        read, product = limits(reader, options.seconds)
         buffers = Buffers.of(rows)
         flops = 2 * (rows * (PARAMETERS - HIDDEN * VOCABULARY))
         flops += 2 * len(buffers.logits) * HIDDEN * VOCABULARY

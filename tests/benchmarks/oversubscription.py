@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -40,7 +40,7 @@ from inflight.batch import LlmRequest
 from inflight.checkpoint import prepare_checkpoint
 from inflight.engine.engine import Engine
 from inflight.model.factory import load_runner
-from inflight.model.runner import ForwardOutput, ModelRunner, PackedInputs
+from inflight.model.runner import ForwardOutput, ModelRunner, PackedInputs, nothing_beside
 from inflight.model.sampling import load_sampling_kernels
 from inflight.scheduler import capacity
 from tests.fakes.arithmetic_runner import VOCAB_SIZE, ArithmeticRunner
@@ -98,9 +98,11 @@ class RealModel:
         runner = self._runner()
         forward = runner.forward
 
-        def counted(inputs: PackedInputs) -> ForwardOutput:
+        def counted(
+            inputs: PackedInputs, launched: Callable[[], None] = nothing_beside
+        ) -> ForwardOutput:
             self.num_computed += len(inputs.token_ids)
-            return forward(inputs)
+            return forward(inputs, launched)
 
         runner.forward = counted  # type: ignore[method-assign]
         self.num_computed, self._began = 0, time.monotonic()

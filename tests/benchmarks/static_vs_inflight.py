@@ -187,7 +187,7 @@ def main() -> None:
     add("--padded", type=int, default=0, help="repeats in which the padded batch takes part")
     add("--requests", type=int, help="of each load the first ones; all unless said")
     add("--max-batch-size", type=int, default=16, help="of all systems")
-    add("--dtype", default="auto", help="the padded batch computes in that of the activations")
+    add("--dtype", default="auto", help="the padded batch: that of the activations; auto: torch's")
     add("--model", default="", help="checkpoint folder; empty: the embedded model")
     arguments = parser.parse_args()
     directory = prepare_checkpoint(arguments.model, "", progress=print).directory

@@ -7,7 +7,9 @@ systems are measured. The read rate is that of a small C++ loop over READ_BYTES 
 keeps it compiled); without a compiler it is torch's sum, which is slower. It is the rate of memory
 however small the weights are: over as few bytes as those of a small model the loop would be served
 by the cache that the cores share (300 MB where this was first measured). The rates of
-multiplication are the best that torch reaches on the shapes below.
+multiplication are the best that torch reaches on the shapes below; of int8, where the CPU has no
+AMX, it is that of the instructions in another C++ loop, which no product of matrices can pass:
+torch has no fast product of int8 for every CPU.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from inflight.native.cpu import may_have
+
 SECONDS = 0.4
 READ_BYTES = 512 << 20
 """More than the caches of most machines hold."""
 SHAPES = ((512, 576, 1536), (512, 1024, 1024), (1024, 2048, 2048))
 """Rows, inner size and columns; the first is the embedded model's."""
-SOURCE = Path(__file__).with_name("read_rate.cpp")
 ALIGNMENT = 64
+STEPS = 1 << 20
+"""Of the loop over products of bytes: a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,12 @@ class Limits:
     int8_ops: float
 
     def flops_for(self, dtype: str) -> float:
-        """The most that weights of this dtype can be multiplied with: int8 and int4 blocks may be
-        expanded to bf16."""
+        """The most that weights of this dtype can be multiplied with: bf16 may be expanded to fp32
+        (a CPU without instructions for bf16 is faster so), int8 and int4 blocks to either."""
         if dtype == "fp32":
             return self.fp32_flops
-        return self.bf16_flops if dtype == "bf16" else max(self.bf16_flops, self.int8_ops)
+        floats = max(self.fp32_flops, self.bf16_flops)
+        return floats if dtype == "bf16" else max(floats, self.int8_ops)
 
 
 def measure_limits(threads: int, folder: Path) -> Limits:
@@ -86,14 +92,16 @@ class MemoryReader:
     def __init__(self, threads: int, folder: Path) -> None:
         """``folder`` keeps the compiled loop."""
         self._numbers = _aligned_ones(READ_BYTES // 8)
-        library = _compiled(folder)
+        library = _compiled("read_rate", folder)
         if library is None:
             import torch
 
             self._read: Callable[[], object] = torch.from_numpy(self._numbers).sum
         else:
+            library.sum_of_lines.restype = ctypes.c_int64
+            library.sum_of_lines.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
             place = ctypes.c_void_p(self._numbers.ctypes.data)
-            self._read = partial(library.sum_of, place, self._numbers.size, threads)
+            self._read = partial(library.sum_of_lines, place, self._numbers.size, threads)
 
     def rate(self, seconds: float = SECONDS) -> float:
         """Bytes a second, the best of ``seconds``."""
@@ -106,19 +114,39 @@ def _aligned_ones(count: int) -> npt.NDArray[np.int64]:
     return room[skip : skip + count]
 
 
-def _compiled(folder: Path) -> Any:
-    """The loop as a library; None without a C++ compiler."""
+def _compiled(name: str, folder: Path) -> Any:
+    """A loop of this folder as a library; None without a C++ compiler."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         return None
-    target = folder / "read_rate.so"
+    target = folder / f"{name}.so"
     if not target.exists():
         flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
-        subprocess.run([compiler, *flags, "-o", str(target), str(SOURCE)], check=True)
-    library = ctypes.CDLL(str(target))
-    library.sum_of.restype = ctypes.c_int64
-    library.sum_of.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
-    return library
+        source = Path(__file__).with_name(f"{name}.cpp")
+        subprocess.run([compiler, *flags, "-o", str(target), str(source)], check=True)
+    return ctypes.CDLL(str(target))
+
+
+def int8_rate(threads: int, folder: Path, seconds: float = SECONDS) -> float:
+    """Multiplications and additions a second."""
+    products = byte_product_rate(threads, folder, seconds)
+    if products and not may_have("amx"):
+        return products
+    return max(products, multiply_rate("int8", seconds))
+
+
+def byte_product_rate(threads: int, folder: Path, seconds: float = SECONDS) -> float:
+    """Of the CPU's vector instructions, all threads; 0: they or a compiler are not known."""
+    library = _compiled("byte_products", folder)
+    if library is None:
+        return 0.0
+    library.num_operations.restype = ctypes.c_int64
+    for function in (library.num_operations, library.multiply_bytes):
+        function.argtypes = [ctypes.c_int64, ctypes.c_int]
+    operations = int(library.num_operations(STEPS, threads))
+    if not operations:
+        return 0.0
+    return operations / fastest(partial(library.multiply_bytes, STEPS, threads), seconds)
 
 
 def multiply_rate(kind: str, seconds: float = SECONDS) -> float:
@@ -148,7 +176,7 @@ def main() -> None:
         read_bytes=MemoryReader(threads, folder).rate(),
         fp32_flops=multiply_rate("fp32"),
         bf16_flops=multiply_rate("bf16"),
-        int8_ops=multiply_rate("int8"),
+        int8_ops=int8_rate(threads, folder),
     )
     print(json.dumps(asdict(limits)))
 

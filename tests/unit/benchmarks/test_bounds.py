@@ -111,12 +111,14 @@ def test_a_long_context_is_bounded_by_arithmetic() -> None:
     assert least_seconds(make_workload("W5", 0), SMOLLM2, "bf16", LIMITS) == flops / 450e9
 
 
-def test_blocks_may_be_multiplied_as_bf16() -> None:
+def test_weights_may_be_multiplied_in_what_is_fastest() -> None:
     assert LIMITS.flops_for("fp32") == 150e9
     assert LIMITS.flops_for("bf16") == 450e9
     assert LIMITS.flops_for("int8") == LIMITS.flops_for("int4") == 800e9
     slow_int8 = Limits(read_bytes=1, fp32_flops=1, bf16_flops=9, int8_ops=3)
     assert slow_int8.flops_for("int8") == 9
+    slow_bf16 = Limits(read_bytes=1, fp32_flops=9, bf16_flops=1, int8_ops=3)
+    assert slow_bf16.flops_for("bf16") == slow_bf16.flops_for("int4") == 9
 
 
 def test_a_reused_prefix_is_computed_once() -> None:
