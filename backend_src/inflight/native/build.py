@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import threading
@@ -57,6 +58,12 @@ SUPERSEDED_BY: Mapping[str, str] = {"avx2": "avx512"}
 PORTABLE_FLAGS: Mapping[str, tuple[str, ...]] = {"x86_64": ("-O1",)}
 """By machine: for the sources ``<name>_portable.cpp``. Of the kind x86_64 only processors from
 before AVX2 run them, and every first start waits for the compiler."""
+
+LINK_FLAGS = ("-shared", "-fopenmp", "-Wl,-z,defs")
+"""The last: a function that no source has fails here, and not when the library is loaded."""
+
+_IS_A_REASON = re.compile("error|undefined reference")
+"""Of the lines of a compiler and of a linker."""
 
 _COMPILE_SECONDS = 600
 _LOOK_SECONDS = 0.1
@@ -177,7 +184,7 @@ def _compile(
     if failures:
         raise failures[0]
     output = ["-o", str(directory / LIBRARY_NAME)]
-    _run([compiler.path, "-shared", "-fopenmp", *map(str, objects), *output], stop)
+    _run([compiler.path, *LINK_FLAGS, *map(str, objects), *output], stop)
     for path in objects:
         path.unlink()
 
@@ -213,8 +220,8 @@ def _run(command: Sequence[str], stop: threading.Event) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailableError(f"{command[0]}: {type(error).__name__}") from None
     if done.returncode != 0:
-        lines = done.stderr.splitlines()
-        reason = next((line for line in lines if "error" in line), f"exit {done.returncode}")
+        telling = (line for line in done.stderr.splitlines() if _IS_A_REASON.search(line))
+        reason = next(telling, f"exit {done.returncode}")
         raise NativeUnavailableError(f"{command[0]}: {reason}")
     return done.stdout
 
@@ -235,7 +242,7 @@ def _key(source_directory: Path, compiler: Compiler) -> str:
         if path.suffix in (".cpp", ".h"):
             content = path.read_bytes()
             digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-    flags = (BASE_FLAGS, ISA_FLAGS, PORTABLE_FLAGS)
+    flags = (BASE_FLAGS, LINK_FLAGS, ISA_FLAGS, PORTABLE_FLAGS)
     settings = (platform.machine(), compiler.version, compiler.isas, flags)
     digest.update(repr(settings).encode())
     return digest.hexdigest()

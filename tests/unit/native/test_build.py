@@ -242,6 +242,29 @@ def test_only_what_this_cpu_runs_is_compiled(
 
 
 @needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the sets are those of x86_64")
+@pytest.mark.parametrize("num_sets", range(4))
+def test_the_kernels_of_every_cpu_are_a_whole_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_sets: int
+) -> None:
+    """A kernel that calls one of a set which this CPU lacks would leave it without a library."""
+    of_cpu = list(ISA_FLAGS["x86_64"])[:num_sets]
+    monkeypatch.setattr(build, "may_have", lambda isa: isa in of_cpu)
+    fast = tuple("-O0" if flag == "-O3" else flag for flag in build.BASE_FLAGS)
+    monkeypatch.setattr(build, "BASE_FLAGS", fast)
+    library = ctypes.CDLL(str(build_native(str(tmp_path))), mode=os.RTLD_NOW)
+    assert 0 <= library.inflight_best_isa() <= num_sets
+
+
+@needs_compiler
+def test_a_function_that_no_source_has_fails_at_the_build(sources: Path, tmp_path: Path) -> None:
+    (sources / "part.cpp").write_text("int other();\nint part() { return other(); }\n")
+    with pytest.raises(NativeUnavailableError, match="undefined reference to.*other"):
+        build_native(str(tmp_path), sources)
+    assert all(name.endswith(".lock") for name in contents(tmp_path))
+
+
+@needs_compiler
 def test_a_machine_of_another_kind_gets_the_portable_sources(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
 ) -> None:

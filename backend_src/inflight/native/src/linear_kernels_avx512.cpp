@@ -43,6 +43,22 @@ constexpr Route q8_0_route = direct(Form::int8, quantized_product<Avx512, Weight
 constexpr Route q4_0_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q4_0>);
 constexpr Route q4_1_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q4_1>);
 
+}  // namespace
+
+const LinearKernels linear_kernels_avx512 = {
+    prepare_row,
+    finish_tile,
+    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
+    {0, 0, 0, 0, 0},
+    {0, 0, 0, 0, 0},
+};
+
+// Only where their tiles are linked in, too: a CPU without AMX compiles nothing for it.
+#ifdef INFLIGHT_HAVE_AMX
+namespace {
+
 // AMX for more rows. Sums of int8 tiles reach no further than a group of 32, and each has to come
 // out of its tile to be scaled, for every 16 rows anew; to expand the weights to bf16 costs more at
 // first and half as much for each row. From which number of rows on either wins:
@@ -59,16 +75,6 @@ constexpr int64_t q8_expanded_from = 32, q4_expanded_from = 11;
 
 }  // namespace
 
-const LinearKernels linear_kernels_avx512 = {
-    prepare_row,
-    finish_tile,
-    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
-    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
-    {f32_route, bf16_route, q8_0_route, q4_0_route, q4_1_route},
-    {0, 0, 0, 0, 0},
-    {0, 0, 0, 0, 0},
-};
-
 const LinearKernels linear_kernels_amx = {
     prepare_row,
     finish_tile,
@@ -80,5 +86,6 @@ const LinearKernels linear_kernels_amx = {
     {0, bf16_tiles_from, q8_int8_tiles_from, q4_expanded_from, q4_expanded_from},
     {0, bf16_tiles_from, q8_expanded_from, q4_expanded_from, q4_expanded_from},
 };
+#endif
 
 }  // namespace inflight
