@@ -158,6 +158,10 @@ extern const LinearKernels linear_kernels_portable, linear_kernels_avx2, linear_
     linear_kernels_amx;
 
 void bf16_product_avx512(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
+void bf16_product_by_shares_avx512(const Rows& rows, int64_t num_rows, const Panel& panel,
+                                   float* tile);
+void bf16_product_at_once_avx512(const Rows& row, const uint8_t* panels, int64_t panel_bytes,
+                                 float* tiles);
 void bf16_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
 void q8_0_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
 void q4_0_product_amx(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
