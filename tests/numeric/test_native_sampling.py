@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from inflight.native.library import Isa, NativeLibrary
 from inflight.native.sampling import NativeSampling
 from inflight.sampling import SampledTokens, Sampler
+from inflight.sampling.draw import CounterGenerator
 from inflight.sampling.kernels import NumpySampling, SamplingKernels
 from inflight.sampling.rules import RULES
 from tests.numeric.native_library import library_limited_to, native_library
@@ -205,3 +206,25 @@ def test_neither_company_nor_threads_move_a_draw() -> None:
         alone = sample(kernels, logits, only=row)
         assert alone.token_ids[0] == together.token_ids[row]
         assert alone.log_probs[0] == together.log_probs[row]
+
+
+@pytest.mark.parametrize("count", [0, 1, 33])
+def test_uniforms_are_those_of_numpy(library: NativeLibrary, count: int) -> None:
+    rng = np.random.default_rng(count)
+    seeds, positions = rng.integers(0, 2**64 - 1, size=(2, count), dtype=np.uint64)
+    seeds[::5], positions[::3] = 2**64 - 1, 2**64 - 2
+    seeds[2::7], positions[2::9] = 0, 0
+    draws = NativeSampling(library).uniforms(seeds, 3, positions)
+    pairs = zip(seeds.tolist(), positions.tolist(), strict=True)
+    alone = [CounterGenerator().uniform(seed, 3, position) for seed, position in pairs]
+    assert draws.dtype == np.float64 and draws.tolist() == alone
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.5, 0.9, 1 - 1e-9])
+@pytest.mark.parametrize("distinct", [1, 3, 900])
+def test_a_nucleus_takes_of_equal_weights_the_first(
+    library: NativeLibrary, top_p: float, distinct: int
+) -> None:
+    """Many weights share the border's bucket, or are the border's weight."""
+    row = np.random.default_rng(distinct).integers(0, distinct, 4000).astype(np.float32) * 1e-3
+    check_draws(NativeSampling(library), row, {"top_p": top_p})

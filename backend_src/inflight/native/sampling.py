@@ -35,9 +35,21 @@ class NativeSampling:
         self._likeliest = library.function(
             "inflight_likeliest", Pointer, Int, Pointer, Int, Pointer
         )
+        self._uniforms = library.function("inflight_uniforms", Pointer, Int, Pointer, Int, Pointer)
         self._sample_rows = library.function(
             "inflight_sample_rows", Pointer, Int, Pointer, Int, Int, Pointer
         )
+
+    def uniforms(
+        self, seeds: npt.NDArray[np.uint64], sequence_index: int, positions: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.float64]:
+        assert seeds.dtype == positions.dtype == np.uint64 and len(seeds) == len(positions)
+        seeds, positions = np.ascontiguousarray(seeds), np.ascontiguousarray(positions)
+        draws = np.empty(len(seeds), dtype=np.float64)
+        self._uniforms(
+            seeds.ctypes.data, sequence_index, positions.ctypes.data, len(seeds), draws.ctypes.data
+        )
+        return draws
 
     def likeliest(
         self, logits: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]

@@ -12,7 +12,8 @@ SEQUENCE_INDEX = 0
 
 _TWO_TO_MINUS_53 = 2.0**-53
 
-_Words = npt.NDArray[np.uint64]
+Words = npt.NDArray[np.uint64]
+Draws = npt.NDArray[np.float64]
 
 _FACTORS = np.array([[0xD2E7470EE14C6C93], [0xCA5A826395121157]], dtype=np.uint64)
 _KEY_STEPS = np.array([[0x9E3779B97F4A7C15], [0xBB67AE8584CAA73B]], dtype=np.uint64)
@@ -56,7 +57,7 @@ class CounterGenerator:
         self._philox.state = self._state
         return (int(self._philox.random_raw()) >> 11) * _TWO_TO_MINUS_53
 
-    def uniforms(self, seeds: _Words, sequence_index: int, positions: _Words) -> npt.NDArray[Any]:
+    def uniforms(self, seeds: Words, sequence_index: int, positions: Words) -> Draws:
         """float64[n]: ``uniform`` of each of uint64[n] and uint64[n]; positions below 2**64 - 1."""
         if len(seeds) < _MANY:
             pairs = zip(seeds.tolist(), positions.tolist(), strict=True)
@@ -66,7 +67,7 @@ class CounterGenerator:
         return (words >> np.uint64(11)) * _TWO_TO_MINUS_53
 
 
-def _philox(keys: _Words, counters: _Words) -> _Words:
+def _philox(keys: Words, counters: Words) -> Words:
     """uint64[n], the first words of Philox4x64 with uint64[2, n] keys and counters (c, 0, 0, 0)."""
     even = np.stack((counters, np.zeros_like(counters)))  # words 0 and 2
     odd = np.zeros_like(even)  # words 1 and 3
@@ -74,11 +75,11 @@ def _philox(keys: _Words, counters: _Words) -> _Words:
         high, low = _product(even)
         even, odd = high[::-1] ^ odd ^ keys, low[::-1]
         keys = keys + _KEY_STEPS
-    first: _Words = even[0]
+    first: Words = even[0]
     return first
 
 
-def _product(words: _Words) -> tuple[_Words, _Words]:
+def _product(words: Words) -> tuple[Words, Words]:
     """High and low halves of uint64[2, n] times _FACTORS: 128 bits, from products of 32 by 32."""
     low, high = words & _LOW, words >> _HALF
     factor_low, factor_high = _FACTORS & _LOW, _FACTORS >> _HALF

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.sampling.candidates import largest, nucleus
+from inflight.sampling.draw import CounterGenerator, Draws, Words
 
 Floats = npt.NDArray[np.float32]
 RowIndices = npt.NDArray[np.int64]
@@ -21,6 +22,10 @@ _RUN = 256
 class SamplingKernels(Protocol):
     """Used by one thread. ``logits``: float32[., V], C-contiguous. What is found of a row depends
     on its logits and its rules alone."""
+
+    def uniforms(self, seeds: Words, sequence_index: int, positions: Words) -> Draws:
+        """As ``CounterGenerator.uniforms``. May be called beside the others."""
+        ...
 
     def likeliest(self, logits: Floats, rows: RowIndices) -> TokenIds:
         """int32[R]: the first of the largest logits of each of int64[R] ``rows``, unchecked, or
@@ -48,6 +53,7 @@ class NumpySampling:
     """The reference, and what computes where there is no native library: row by row."""
 
     def __init__(self, vocab_size: int) -> None:
+        self.uniforms = CounterGenerator().uniforms
         # Fresh arrays as large as a vocabulary cost more than the arithmetic on them.
         self._scratch = np.empty(vocab_size, dtype=np.float32)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from inflight.batch.llm_request import LlmRequest
-from inflight.sampling.draw import SEQUENCE_INDEX, CounterGenerator
+from inflight.sampling.draw import SEQUENCE_INDEX, CounterGenerator, Draws, Words
 
 LEAST_TEMPERATURE = 1e-30
 """Cold enough to tell any two logits apart; anything much colder is 0 in float32."""
@@ -32,6 +32,8 @@ RULES = np.dtype(
 )
 """The names and their neutral values are those of SamplingInputs."""
 
+Uniforms = Callable[[Words, int, Words], Draws]
+
 _FIRST_ROOM = 64
 _PLAIN = 0
 """The place of all requests that take the plain arg-max: its rules are neutral."""
@@ -41,14 +43,15 @@ class RequestRules:
     """The rules of requests, each at its place in an array that is written when a request comes;
     an iteration picks its rows out of it. Used by one thread."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, uniforms: Uniforms | None = None) -> None:
+        """``uniforms``: of ``SamplingKernels``; None: CounterGenerator's, which are the same."""
         self._vocab_size = vocab_size
         self._kept = np.zeros(_FIRST_ROOM, dtype=RULES)
         self._kept[_PLAIN] = (0.0, vocab_size, 1.0, -math.inf, 1.0, 0.0, 0.0, 0, 0, 0.0)
         self._free = list(range(1, _FIRST_ROOM))
         self._places: dict[int, int] = {}
         """By request id."""
-        self._generator = CounterGenerator()
+        self._uniforms = uniforms or CounterGenerator().uniforms
 
     def add(self, request: LlmRequest, *, is_plain: bool) -> None:
         """``is_plain``: nothing but the largest logit matters to the request."""
@@ -78,9 +81,7 @@ class RequestRules:
         rules = self._kept[places]
         drawn = np.flatnonzero(rules["temperature"])
         positions = np.array([requests[i].num_tokens for i in drawn], dtype=np.uint64)
-        rules["uniform"][drawn] = self._generator.uniforms(
-            rules["seed"][drawn], SEQUENCE_INDEX, positions
-        )
+        rules["uniform"][drawn] = self._uniforms(rules["seed"][drawn], SEQUENCE_INDEX, positions)
         return rules
 
 

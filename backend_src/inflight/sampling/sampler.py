@@ -79,7 +79,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._normalize_log_probs = normalize_log_probs
         self._kernels = kernels or NumpySampling(vocab_size)
-        self._rules = RequestRules(vocab_size)
+        self._rules = RequestRules(vocab_size, self._kernels.uniforms)
         self._edits: dict[int, LogitEdits] = {}
         self._device: DeviceSampling | None = None
         if device_room is not None:

@@ -25,6 +25,8 @@ struct SamplingKernels {
     int64_t (*at_least)(const float* values, int64_t count, float bound, int32_t* ids);
     // weights = exp((values - peak) * factor).
     void (*weights)(const float* values, int64_t count, float peak, float factor, float* weights);
+    // The sum of the weights that are >= bound.
+    double (*sum_at_least)(const float* weights, int64_t count, float bound);
     // sums[r] = the sum of run r of `weights`; the last one may be shorter.
     void (*run_sums)(const float* weights, int64_t count, double* sums);
     // run_sums of `weights`, to the bit, without writing those.

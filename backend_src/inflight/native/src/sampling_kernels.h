@@ -97,12 +97,27 @@ int64_t likeliest(const float* values, int64_t count, const float* maxima, int64
     return begin + first_where(values + begin, count - begin, is_peak);
 }
 
+// Writes the ids of the lanes whose bits are set and returns how many they are. `ids` has room for
+// those of all lanes.
+INFLIGHT_INLINE int64_t write_ids(uint32_t bits, int64_t first_id, int32_t* ids) {
+    if (!bits) return 0;
+#if defined(__AVX512F__)
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i of_lanes = _mm512_add_epi32(lane, _mm512_set1_epi32(int32_t(first_id)));
+    _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32(__mmask16(bits), of_lanes));
+    return __builtin_popcount(bits);
+#else
+    const int32_t* const begin = ids;
+    for (; bits; bits &= bits - 1) *ids++ = int32_t(first_id + __builtin_ctz(bits));
+    return ids - begin;
+#endif
+}
+
 int64_t at_least(const float* values, int64_t count, float bound, int32_t* ids) {
     int64_t found = 0, i = 0;
     const wide_float bounds = wide_splat(bound);
     for (; i + wide_lanes <= count; i += wide_lanes)
-        for (uint32_t bits = bits_of(at(values + i) >= bounds); bits; bits &= bits - 1)
-            ids[found++] = int32_t(i + __builtin_ctz(bits));
+        found += write_ids(bits_of(at(values + i) >= bounds), i, ids + found);
     for (; i < count; ++i)
         if (values[i] >= bound) ids[found++] = int32_t(i);
     return found;
@@ -131,10 +146,10 @@ INFLIGHT_INLINE double sum_of_lanes(wide_float parts) {
     return lanes_left[0];
 }
 
-// sums[r] = the sum of run r of what `weight_of` gives for each value.
-template <class WeightOf>
-INFLIGHT_INLINE void sum_runs(const float* values, int64_t count, double* sums,
-                              const WeightOf& weight_of) {
+// take(sum) for each run, of what `weight_of` gives for its values.
+template <class WeightOf, class Take>
+INFLIGHT_INLINE void sum_runs(const float* values, int64_t count, const WeightOf& weight_of,
+                              const Take& take) {
     for (int64_t begin = 0; begin < count; begin += sampling_run) {
         const int64_t end = begin + sampling_run < count ? begin + sampling_run : count;
         wide_float parts = {};
@@ -142,23 +157,37 @@ INFLIGHT_INLINE void sum_runs(const float* values, int64_t count, double* sums,
         for (; i + wide_lanes <= end; i += wide_lanes) parts += weight_of(at(values + i));
         double sum = sum_of_lanes(parts);
         for (; i < end; ++i) sum += weight_of(wide_splat(values[i]))[0];
-        *sums++ = sum;
+        take(sum);
     }
 }
 
+double sum_at_least(const float* weights, int64_t count, float bound) {
+    const wide_float bounds = wide_splat(bound);
+    double total = 0;
+    sum_runs(
+        weights, count,
+        [&](wide_float value) { return value >= bounds ? value : wide_float{}; },
+        [&](double sum) { total += sum; });
+    return total;
+}
+
 void run_sums(const float* weights, int64_t count, double* sums) {
-    sum_runs(weights, count, sums, [](wide_float value) { return value; });
+    sum_runs(
+        weights, count, [](wide_float value) { return value; },
+        [&](double sum) { *sums++ = sum; });
 }
 
 void weight_sums(const float* values, int64_t count, float peak, float factor, double* sums) {
     const wide_float peaks = wide_splat(peak), factors = wide_splat(factor * log2_e);
-    sum_runs(values, count, sums, [&](wide_float value) { return weight(value, peaks, factors); });
+    sum_runs(
+        values, count, [&](wide_float value) { return weight(value, peaks, factors); },
+        [&](double sum) { *sums++ = sum; });
 }
 
 }  // namespace
 
-extern const SamplingKernels sampling{maxima,  likeliest, at_least,
-                                      weights, run_sums,  weight_sums};
+extern const SamplingKernels sampling{maxima,       likeliest, at_least,   weights,
+                                      sum_at_least, run_sums,  weight_sums};
 
 }  // namespace INFLIGHT_ISA
 }  // namespace inflight

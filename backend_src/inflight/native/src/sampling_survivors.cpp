@@ -1,5 +1,5 @@
-// Thresholds without a sort: the maxima of columns bound the k-th largest value from below, and a
-// histogram of the weights' exponents finds the border of a nucleus.
+// Thresholds without a sort: the maxima of columns bound the k-th largest value from below, and the
+// border of a nucleus is looked for among buckets of weights.
 #include "sampling_survivors.h"
 
 #include <algorithm>
@@ -16,14 +16,16 @@ constexpr int64_t maxima_per_wanted = 2;
 // A nucleus is first looked for among this many of the largest weights.
 constexpr int64_t likely_nucleus = 256;
 
-// A weight's bucket is its sign, exponent and six bits of its fraction: 1.6% wide.
+// Weights share a bucket when their exponents and the first six bits of their fractions are the
+// same: it is 1.6% wide.
 constexpr int bucket_shift = 17;
-constexpr int64_t num_buckets = (0x3f800000 >> bucket_shift) + 2;  // up to 1, and what rounds above
+constexpr int32_t last_bucket = (0x3f800000 >> bucket_shift) + 1;  // above 1
 
-int64_t bucket_of(float weight) {
-    uint32_t bits;
-    memcpy(&bits, &weight, sizeof bits);
-    return std::min<int64_t>(bits >> bucket_shift, num_buckets - 1);
+float least_of(int32_t bucket) {
+    const int32_t bits = bucket << bucket_shift;
+    float weight;
+    memcpy(&weight, &bits, sizeof weight);
+    return weight;
 }
 
 double total_of(const std::vector<double>& sums) {
@@ -75,45 +77,48 @@ int64_t keep_largest(int64_t count, int64_t wanted, SamplingScratch& scratch) {
     return kept;
 }
 
-// The places, ascending, of the largest weights of one bucket that bring `reached` to `wanted`, at
-// least one.
-void take_of_border(int64_t border, int64_t count, double reached, double wanted,
-                    SamplingScratch& scratch) {
-    const float* weights = scratch.weights.data();
-    std::vector<int32_t>& ranked = scratch.places;
-    ranked.clear();
-    for (int64_t i = 0; i < count; ++i)
-        if (bucket_of(weights[i]) == border) ranked.push_back(int32_t(i));
-    std::stable_sort(ranked.begin(), ranked.end(),
-                     [&](int32_t a, int32_t b) { return weights[a] > weights[b]; });
-    size_t taken = 0;
-    while (taken < ranked.size() && (taken == 0 || reached < wanted))
-        reached += weights[ranked[taken++]];
-    ranked.resize(taken);
-    std::sort(ranked.begin(), ranked.end());
+// The last bucket which with those above it sums to `wanted`, or else the first.
+int32_t border_of(const SamplingKernels& kernels, const float* weights, int64_t count,
+                  double wanted) {
+    int32_t border = 0, beyond = last_bucket + 1;
+    while (border + 1 < beyond) {
+        const int32_t middle = (border + beyond) / 2;
+        const bool is_enough = kernels.sum_at_least(weights, count, least_of(middle)) >= wanted;
+        (is_enough ? border : beyond) = middle;
+    }
+    return border;
 }
 
 // The fewest largest weights that sum to `wanted`: all of the buckets above one, and of that one
-// the largest.
-int64_t keep_until(double wanted, int64_t count, SamplingScratch& scratch) {
+// the largest, at least one.
+int64_t keep_until(const SamplingKernels& kernels, double wanted, int64_t count,
+                   SamplingScratch& scratch) {
     float* weights = scratch.weights.data();
-    scratch.buckets.resize(num_buckets);
-    for (int64_t i = 0; i < count; ++i) scratch.buckets[bucket_of(weights[i])] += weights[i];
-    double reached = 0;
-    int64_t border = num_buckets - 1;
-    while (border > 0 && reached + scratch.buckets[border] < wanted)
-        reached += scratch.buckets[border--];
-    for (int64_t i = 0; i < count; ++i) scratch.buckets[bucket_of(weights[i])] = 0;
-    take_of_border(border, count, reached, wanted, scratch);
+    const int32_t border = border_of(kernels, weights, count, wanted);
+    const float above = least_of(border + 1);
+    scratch.places.resize(count);
+    scratch.places.resize(
+        kernels.at_least(weights, count, least_of(border), scratch.places.data()));
+
+    std::vector<int32_t>& ranked = scratch.ranked;  // the border's own places
+    ranked.clear();
+    for (const int32_t place : scratch.places)
+        if (weights[place] < above) ranked.push_back(place);
+    std::stable_sort(ranked.begin(), ranked.end(),
+                     [&](int32_t a, int32_t b) { return weights[a] > weights[b]; });
+    double reached = kernels.sum_at_least(weights, count, above);
+    size_t taken = 0;
+    while (taken < ranked.size() && (taken == 0 || reached < wanted))
+        reached += weights[ranked[taken++]];
+    const float last = taken ? weights[ranked[taken - 1]] : above;
+    const int32_t last_place = taken ? ranked[taken - 1] : int32_t(count);
 
     int64_t kept = 0;
-    size_t next = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const bool is_taken = next < scratch.places.size() && scratch.places[next] == i;
-        next += is_taken;
-        if (!is_taken && bucket_of(weights[i]) <= border) continue;
-        scratch.ids[kept] = scratch.ids[i];
-        weights[kept++] = weights[i];
+    for (const int32_t place : scratch.places) {
+        const float weight = weights[place];
+        if (weight < last || (weight == last && place > last_place)) continue;
+        scratch.ids[kept] = scratch.ids[place];
+        weights[kept++] = weight;
     }
     return kept;
 }
@@ -157,12 +162,12 @@ int64_t keep_nucleus(const LogitRow& row, double top_p, SamplingScratch& scratch
         count = take_at_least(row, std::nextafter(float(bound), -INFINITY), scratch);
         weigh(row, count, scratch);
     }
-    return keep_until(wanted, count, scratch);
+    return keep_until(row.kernels, wanted, count, scratch);
 }
 
 int64_t keep_nucleus(const LogitRow& row, double top_p, int64_t count, SamplingScratch& scratch) {
     const double total = run_sums(row.kernels, scratch.weights.data(), count, &scratch.sums);
-    return keep_until(top_p * total, count, scratch);
+    return keep_until(row.kernels, top_p * total, count, scratch);
 }
 
 }  // namespace inflight

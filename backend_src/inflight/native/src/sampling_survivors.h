@@ -15,8 +15,7 @@ struct SamplingScratch {
     std::vector<float> weights;  // the same, theirs
     std::vector<double> sums;    // of runs of weights
     std::vector<float> values;   // to be ranked
-    std::vector<int32_t> places;
-    std::vector<double> buckets;  // zeros
+    std::vector<int32_t> places, ranked;
 };
 
 struct LogitRow {
