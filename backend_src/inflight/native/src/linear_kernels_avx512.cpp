@@ -56,6 +56,11 @@ constexpr Route bf16_shares = direct(Form::bf16, bf16_product_by_shares_avx512, 
 template <WeightKind kind>
 constexpr Route quantized_shares = direct(Form::int8, quantized_product<Avx512, kind, true>, true);
 
+// Fewer rows go through a panel once. bf16 of more than the driver hands on at once is fetched as
+// evenly without.
+constexpr int64_t quantized_shares_from = Avx512::block_rows + 1;
+constexpr int64_t bf16_shares_from = 15, bf16_shares_to = most_block_rows + 1;
+
 constexpr Route q8_0_shares = quantized_shares<WeightKind::q8_0>;
 constexpr Route q4_0_shares = quantized_shares<WeightKind::q4_0>;
 constexpr Route q4_1_shares = quantized_shares<WeightKind::q4_1>;
@@ -68,8 +73,8 @@ const LinearKernels linear_kernels_avx512 = {
     {f32_route, bf16_at_once, q8_0_route, q4_0_route, q4_1_route},
     {f32_route, bf16_shares, q8_0_shares, q4_0_shares, q4_1_shares},
     {f32_route, bf16_route, q8_0_shares, q4_0_shares, q4_1_shares},
-    {0, 15, 7, 7, 7},
-    {0, 49, 7, 7, 7},
+    {0, bf16_shares_from, quantized_shares_from, quantized_shares_from, quantized_shares_from},
+    {0, bf16_shares_to, quantized_shares_from, quantized_shares_from, quantized_shares_from},
 };
 
 // Only where their tiles are linked in, too: a CPU without AMX compiles nothing for it.
