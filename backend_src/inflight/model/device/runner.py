@@ -62,9 +62,9 @@ class DeviceRunner:
         self._buffer: RowBuffer | None = None
         self._graphs: GenerationGraphs | None = None
         self._logits = torch.empty(0)
+        """Where all graphs leave their logits: they are large."""
         self._launched = nothing_beside
         """Of the forward that runs."""
-        """Where all graphs leave their logits: they are large."""
         self._spec = ModelSpec(
             vocab_size=decoder.spec.vocab_size,
             max_position_embeddings=decoder.spec.max_position_embeddings,

@@ -157,6 +157,8 @@ struct LinearKernels {
 extern const LinearKernels linear_kernels_portable, linear_kernels_avx2, linear_kernels_avx512,
     linear_kernels_amx;
 
+constexpr int bf16_block_rows_avx512 = 14;  // 28 sums, two vectors of weights and one of x
+
 void bf16_product_avx512(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile);
 void bf16_product_by_shares_avx512(const Rows& rows, int64_t num_rows, const Panel& panel,
                                    float* tile);

@@ -9,7 +9,6 @@
 namespace inflight {
 namespace {
 
-constexpr int most_rows = 14;  // 28 sums, two vectors of weights and one of x
 constexpr int64_t pair_bytes = 4 * panel_columns;
 constexpr int64_t step_bytes = group_bytes(WeightKind::bf16);
 
@@ -56,7 +55,7 @@ void bf16_block(const uint8_t* x, int64_t k, const Panel& panel, AheadByShares& 
 template <bool by_shares>
 void bf16_product(const Rows& rows, int64_t num_rows, const Panel& panel, float* tile) {
     AheadByShares shares(panel, num_rows);
-    in_blocks<most_rows>(num_rows, [&](auto count, int64_t first) {
+    in_blocks<bf16_block_rows_avx512>(num_rows, [&](auto count, int64_t first) {
         const uint8_t* x = rows_from(rows, first).values;
         bf16_block<decltype(count)::value, by_shares>(x, rows.k, first ? again(panel) : panel,
                                                       shares, tile + first * panel_columns);

@@ -43,7 +43,7 @@ constexpr Route q8_0_route = direct(Form::int8, quantized_product<Avx512, Weight
 constexpr Route q4_0_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q4_0>);
 constexpr Route q4_1_route = direct(Form::int8, quantized_product<Avx512, WeightKind::q4_1>);
 
-// A single row's, without AMX. (With it nobody has measured it.)
+// A single row's, without AMX. (With it nobody has measured it; int8 and int4 lose by it.)
 constexpr Route bf16_once_route() {
     Route route = bf16_route;
     route.at_once = bf16_product_at_once_avx512;
@@ -56,10 +56,11 @@ constexpr Route bf16_shares = direct(Form::bf16, bf16_product_by_shares_avx512, 
 template <WeightKind kind>
 constexpr Route quantized_shares = direct(Form::int8, quantized_product<Avx512, kind, true>, true);
 
-// Fewer rows go through a panel once. bf16 of more than the driver hands on at once is fetched as
-// evenly without.
+// From a second block of rows on: fewer go through a panel once. With more rows of bf16 than one
+// call takes the driver spreads what is fetched over its calls, which is even enough.
 constexpr int64_t quantized_shares_from = Avx512::block_rows + 1;
-constexpr int64_t bf16_shares_from = 15, bf16_shares_to = most_block_rows + 1;
+constexpr int64_t bf16_shares_from = bf16_block_rows_avx512 + 1;
+constexpr int64_t bf16_shares_to = most_block_rows + 1;
 
 constexpr Route q8_0_shares = quantized_shares<WeightKind::q8_0>;
 constexpr Route q4_0_shares = quantized_shares<WeightKind::q4_0>;
